@@ -1,0 +1,1 @@
+"""Offline LLM inference as Dagster assets."""

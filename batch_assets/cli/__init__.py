@@ -1,0 +1,1 @@
+"""The command line: reads arguments, calls an operation, prints. Holds no logic of its own."""

@@ -1,0 +1,98 @@
+"""Commands that only look: status, versions, dead-letters."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from batch_assets.cli import render
+from batch_assets.cli.common import JsonFlag, deployment
+from batch_assets.operations.status import status, versions
+
+
+def status_command(
+    version: Annotated[str | None, typer.Argument(help="a version, or a job for its newest; the newest of all")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """How far a version is, how fast it goes, and when it will be done."""
+    here = deployment()
+    state = status(here, here.resolve(version))
+    if as_json:
+        render.print_json(state)
+        return
+    print_status(state)
+
+
+def print_status(state: dict[str, Any]) -> None:
+    """One version's state for people."""
+    shards = ", ".join(f"{number:,} {name}" for name, number in state["shards"].items() if number)
+    rows = [
+        ("version", state["version"]),
+        ("published", state["published"] or "nothing yet"),
+        ("records", render.count(state["records"])),
+        ("results", render.count(state["results"])),
+        ("dead letters", f"{render.count(state['dead_letters'])} ({render.reasons(state['dead_letters_by_reason'])})"),
+        ("pending", render.count(state["pending"])),
+        ("shards", shards),
+        ("records/s", render.count(state["records_per_s"], 2)),
+        ("output tokens/s", render.count(state["tokens_per_s"], 1)),
+        ("prefix cache", _percent(state["prefix_hit_rate"])),
+        ("remaining", render.duration(state["eta_s"])),
+        ("duplicates", f"{render.count(state['duplicates_discarded'])} discarded"),
+        ("workers", ", ".join(state["workers"]) or "none"),
+    ]
+    render.table((state["job"], ""), rows)
+
+
+def versions_command(
+    job: Annotated[str | None, typer.Argument(help="only this job's versions")] = None, as_json: JsonFlag = False
+) -> None:
+    """All versions, the newest first."""
+    here = deployment()
+    if job is not None:
+        here.job(job)  # a name that is no job is an error, not an empty list
+    listed = versions(here, job)
+    if as_json:
+        render.print_json(listed)
+        return
+    if not listed:
+        render.say("No version is pinned here yet; `batch-assets pin JOB` makes one.")
+        return
+    render.table(
+        ("version", "job", "records", "results", "dead letters", "shards", "pinned at", ""),
+        [
+            (
+                one["version"],
+                one["job"],
+                render.count(one["records"]),
+                render.count(one["results"]),
+                render.count(one["dead_letters"]),
+                f"{one['shards_completed']:,} of {one['shards']:,}",
+                one["pinned_at"],
+                "published" if one["published"] else "",
+            )
+            for one in listed
+        ],
+    )
+
+
+def dead_letters_command(
+    version: Annotated[str, typer.Argument(help="a version, or a job for its newest")], as_json: JsonFlag = False
+) -> None:
+    """Records that were given up, with the reason and the last error."""
+    here = deployment()
+    letters = here.ledger.outcomes.dead_letters(here.resolve(version).job_version)
+    if as_json:
+        render.print_json([asdict(letter) for letter in letters])
+        return
+    rows = [(one.record_id, one.shard, one.reason, one.attempts, one.error, one.at) for one in letters]
+    if rows:
+        render.table(("record id", "shard", "reason", "attempts", "error", "at"), rows)
+    else:
+        render.say("No dead letters.")
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%} of prompt tokens"

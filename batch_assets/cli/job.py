@@ -1,0 +1,140 @@
+"""Commands that make and run versions: pin, plan, run, work."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from batch_assets.cli import render
+from batch_assets.cli.common import JsonFlag, VersionArgument, deployment
+from batch_assets.cli.progress import run_with_progress
+from batch_assets.errors import IncompleteError
+from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.pin import Pinned, pin
+from batch_assets.operations.plan import plan
+from batch_assets.operations.status import status
+from batch_assets.operations.work import work
+from batch_assets.storage.plans import RegisteredVersion
+
+DRAINED = 75  # EX_TEMPFAIL: nothing is wrong, run it again
+
+
+def pin_command(
+    job: Annotated[str, typer.Argument(help="the job's name, as in its defs.yaml")], as_json: JsonFlag = False
+) -> None:
+    """Freeze a job folder into a version: snapshot, weights, prompt, decoding and output schema."""
+    here = deployment()
+    pinned = pin(here, here.job(job))
+    if as_json:
+        render.print_json(pinned_values(pinned))
+    else:
+        print_pinned(pinned)
+
+
+def pinned_values(pinned: Pinned) -> dict[str, Any]:
+    version = pinned.version
+    return {
+        "job": version.job,
+        "version": pinned.job_version,
+        "is_new": pinned.is_new,
+        "records": version.records,
+        "shards": version.shards,
+        "shard_size": version.shard_size,
+        "model_digest": version.model.digest,
+        "notes": list(pinned.notes),
+    }
+
+
+def print_pinned(pinned: Pinned) -> None:
+    version = pinned.version
+    shape = f"{version.records:,} records in {version.shards:,} shards"
+    if pinned.is_new:
+        render.say(f"Pinned {pinned.job_version}: {shape}, model {version.model.name} ({version.model.digest[:12]})")
+    else:
+        render.say(f"{pinned.job_version} is pinned already and nothing in it has changed: {shape}")
+    for note in pinned.notes:
+        render.say(f"Note: {note}.")
+
+
+def plan_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
+    """Check the record ids, give up what can never be answered, write the shard table."""
+    here = deployment()
+    registered = here.resolve(version)
+    planned = plan(here, registered)
+    if as_json:
+        render.print_json({"job": registered.job, "version": registered.job_version, **asdict(planned)})
+        return
+    done = "Planned" if planned.is_new else "Planned already:"
+    render.say(
+        f"{done} {registered.job_version}: {planned.records:,} records in {planned.shards:,} shards, "
+        f"{planned.dead_letters:,} dead letters known in advance"
+    )
+
+
+def run_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
+    """Run a version through Dagster on this machine until every shard is completed."""
+    here = deployment()
+    registered = here.resolve(version)
+    run(here, registered)
+    if as_json:
+        render.print_json(status(here, registered))
+
+
+def run(here: Deployment, registered: RegisteredVersion) -> bool:
+    """Plan and run a version; False when there was nothing left to compute.
+
+    Raises IncompleteError, with what is missing, when the run ended without finishing.
+    """
+    plan(here, registered)
+    registered = here.ledger.plans.get(registered.job_version)
+    before = status(here, registered)
+    if before["shards"]["completed"] == registered.shards:
+        render.say(
+            f"{registered.job_version} is complete already: {before['results']:,} results and "
+            f"{before['dead_letters']:,} dead letters for {registered.records:,} records. Nothing is recomputed."
+        )
+        return False
+    exit_status = run_with_progress(here, registered, ())
+    state = status(here, registered)
+    open_shards = registered.shards - state["shards"]["completed"]
+    if exit_status != 0 or open_shards:
+        log = here.settings.root / "logs" / f"{registered.job_version}.log"
+        raise IncompleteError(
+            f"{registered.job_version} is not complete: {open_shards:,} of {registered.shards:,} shards are open. "
+            f"What is stored stays; run the same command again to finish. The reason is at the end of {log}."
+        )
+    return True
+
+
+def work_command(
+    version: VersionArgument,
+    as_json: JsonFlag = False,
+) -> int:
+    """Work on a version in this process, without Dagster, until no shard is left.
+
+    Any number of workers may run at once. SIGTERM and Ctrl-C make it store what is in flight, hand
+    back its shards and exit with status 75.
+    """
+    here = deployment()
+    registered = here.resolve(version)
+    plan(here, registered)
+    registered = here.ledger.plans.get(registered.job_version)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    report = work(here, registered, should_stop=stop.is_set)
+    if as_json:
+        render.print_json(asdict(report))
+    elif report.engine is None:
+        render.say(f"{registered.job_version} has no shard left to work on; no engine was started.")
+    else:
+        render.say(
+            f"{'Handed back' if report.drained else 'Done'}: {report.shards_completed:,} shards completed, "
+            f"{report.results:,} results, {report.dead_letters:,} dead letters, "
+            f"{report.duplicates_discarded:,} duplicates discarded, {report.engine_restarts:,} engine restarts"
+        )
+    return DRAINED if report.drained else 0

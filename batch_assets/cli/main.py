@@ -1,0 +1,60 @@
+"""`batch-assets`: the entry point. Errors are one paragraph on standard error, never a traceback.
+
+Exit status: 0 done, 1 refused or failed (a check, a conflict, missing shards), 2 bad input,
+75 a worker was told to stop and handed its work back.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+from pydantic import ValidationError
+
+from batch_assets.cli import inspect, job, release
+from batch_assets.cli.demo import demo
+from batch_assets.errors import BatchAssetsError
+
+app = typer.Typer(
+    name="batch-assets",
+    help="Offline LLM inference over millions of records: exactly one result per record, published whole.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("pin")(job.pin_command)
+app.command("plan")(job.plan_command)
+app.command("run")(job.run_command)
+app.command("work")(job.work_command)
+app.command("status")(inspect.status_command)
+app.command("versions")(inspect.versions_command)
+app.command("dead-letters")(inspect.dead_letters_command)
+app.command("check")(release.check_command)
+app.command("publish")(release.publish_command)
+app.command("rollback")(release.rollback_command)
+app.command("export")(release.export_command)
+app.command("demo")(demo)
+
+
+def main() -> None:
+    """Run the command line and turn our errors into a sentence and an exit status."""
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except BatchAssetsError as error:
+        _complain(str(error), error.exit_status)
+    except ValidationError as error:  # a BATCH_ASSETS_ variable with a value that does not fit
+        first = error.errors(include_url=False)[0]
+        name = "BATCH_ASSETS_" + "_".join(str(part).upper() for part in first["loc"])
+        _complain(f"{name}: {first['msg']} (found {first.get('input')!r}).", 2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _complain("Stopped.", 130)
+
+
+def _complain(text: str, status: int) -> None:
+    sys.stderr.write(f"batch-assets: {text}\n")
+    sys.exit(status)

@@ -1,0 +1,113 @@
+"""Running a version through Dagster in a process of its own, and showing how far it is.
+
+The run is a child process: Dagster and the engine write to a log file, and this process only reads
+the ledger. The child holds our end of a pipe; when we go away, it drains and ends.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+from batch_assets.cli import render
+from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.status import status
+from batch_assets.storage.plans import RegisteredVersion
+
+POLL_S = 1.0
+PLAIN_LINE_EVERY_S = 15.0  # without a terminal: a line now and then instead of a bar
+STOP_S = 60.0  # a draining worker stores what is in flight
+
+
+def run_with_progress(deployment: Deployment, registered: RegisteredVersion, arguments: Sequence[str]) -> int:
+    """Start the run, show a bar with rate and ETA until it ends; returns its exit status."""
+    log = deployment.settings.root / "logs" / f"{registered.job_version}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    render.say(f"Starting the engine; its log is {log}")
+    with log.open("ab") as sink:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "batch_assets.assets.launch", registered.job_version, "--tie-to-stdin", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us; we pass it on by closing the pipe
+        )
+        try:
+            for line in _lines(deployment, registered, child):
+                render.say(line)
+        except KeyboardInterrupt:
+            render.say("Stopping: what is in the engine is being stored, the rest is handed back.")
+        finally:
+            _stop(child)
+    return child.returncode
+
+
+def tail(path: Path, lines: int = 5) -> str:
+    """The end of a log, for an error message."""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.is_file() else ""
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    if child.stdin is not None:
+        child.stdin.close()
+    try:
+        child.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _lines(deployment: Deployment, registered: RegisteredVersion, child: subprocess.Popen[bytes]) -> Iterator[str]:
+    """Lines to print while the child runs: none on a terminal, where the bar says it all."""
+    if not render.console.is_terminal:
+        yield from _plain(deployment, registered, child)
+        return
+    with _bar(registered.records) as advance:
+        while child.poll() is None:
+            advance(*_state(deployment, registered))
+            time.sleep(POLL_S)
+        advance(*_state(deployment, registered))
+
+
+def _plain(deployment: Deployment, registered: RegisteredVersion, child: subprocess.Popen[bytes]) -> Iterator[str]:
+    said, due = "", 0.0
+    while child.poll() is None:
+        done, text = _state(deployment, registered)
+        line = f"{done:,} of {registered.records:,} records, {text}"
+        if time.monotonic() >= due and line != said:
+            yield line
+            said, due = line, time.monotonic() + PLAIN_LINE_EVERY_S
+        time.sleep(POLL_S)
+
+
+def _state(deployment: Deployment, registered: RegisteredVersion) -> tuple[int, str]:
+    state = status(deployment, registered)
+    done = state["results"] + state["dead_letters"]
+    if not state["workers"] and state["pending"]:
+        return done, "starting the engine"
+    rate = f"{render.count(state['records_per_s'], 2)} records/s"
+    return done, f"{rate}, {render.duration(state['eta_s'])} left" if state["pending"] else rate
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[int, str], None]]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("records"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=render.console) as progress:
+        task = progress.add_task("records", total=total, text="starting the engine")
+
+        def advance(done: int, text: str) -> None:
+            progress.update(task, completed=done, text=text)
+
+        yield advance

@@ -1,0 +1,76 @@
+"""Commands around the gate: check, publish, rollback, export."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batch_assets.cli import render
+from batch_assets.cli.common import JsonFlag, VersionArgument, deployment
+from batch_assets.operations.check import check
+from batch_assets.operations.export import Format, export
+from batch_assets.operations.publish import publish, rollback
+
+
+def check_command(version: VersionArgument, as_json: JsonFlag = False) -> int:
+    """Judge a version. Exit status 0 when nothing that blocks has failed, else 1."""
+    here = deployment()
+    registered = here.resolve(version)
+    verdicts = check(here, registered)
+    blocked = [verdict for verdict in verdicts if verdict.blocking and not verdict.passed]
+    if as_json:
+        body = {"version": registered.job_version, "passed": not blocked, "checks": [asdict(one) for one in verdicts]}
+        render.print_json(body)
+    else:
+        render.say(registered.job_version)
+        render.verdict_table(verdicts)
+    return 1 if blocked else 0
+
+
+def publish_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
+    """Point readers at a version; refused unless its checks have passed."""
+    here = deployment()
+    done = publish(here, here.resolve(version))
+    if as_json:
+        render.print_json(asdict(done))
+    elif done.changed:
+        render.say(f"{done.job} now shows {done.job_version} (before: {done.previous or 'nothing'}).")
+    else:
+        render.say(f"{done.job} shows {done.job_version} already; nothing to do.")
+
+
+def rollback_command(
+    job: Annotated[str, typer.Argument(help="the job whose readers go back")],
+    to: Annotated[str | None, typer.Option("--to", metavar="VERSION", help="an earlier published version")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Point readers back at the version before, at once."""
+    here = deployment()
+    here.job(job)
+    done = rollback(here, job, to)
+    if as_json:
+        render.print_json(asdict(done))
+    elif done.changed:
+        render.say(f"{job} shows {done.job_version} again (before: {done.previous}).")
+    else:
+        render.say(f"{job} shows {done.job_version} already; nothing to do.")
+
+
+def export_command(
+    job_or_version: Annotated[str, typer.Argument(help="a job exports what is published, a version its own results")],
+    output: Annotated[Path, typer.Option("--output", help="the file to write")],
+    file_format: Annotated[str, typer.Option("--format", help="parquet, csv or jsonl")] = "parquet",
+    as_json: JsonFlag = False,
+) -> None:
+    """Write results to one file."""
+    formats: dict[str, Format] = {"parquet": "parquet", "csv": "csv", "jsonl": "jsonl"}
+    if file_format not in formats:
+        raise typer.BadParameter(f"{file_format!r} is not one of {', '.join(formats)}", param_hint="--format")
+    done = export(deployment(), job_or_version, formats[file_format], output)
+    if as_json:
+        render.print_json(asdict(done))
+    else:
+        render.say(f"{done.rows:,} rows of {done.job_version} written to {done.output}")

@@ -1,0 +1,76 @@
+"""What the commands print: tables for people, JSON for programs.
+
+Record text and answers are untrusted: they are printed as plain text, with control characters and
+markup taken out of their hands.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from batch_assets.core.verdicts import Verdict
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Machine-readable output; nothing else goes to standard output with it."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def say(text: str) -> None:
+    """One plain line."""
+    console.print(Text(printable(text)))
+
+
+def printable(value: object) -> str:
+    """Text that cannot move the cursor, ring the bell or recolour a terminal."""
+    return "".join(char if char.isprintable() else " " for char in str(value))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+    """A table that shrinks its text columns to the terminal."""
+    grid = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        grid.add_row(*(Text(printable("" if cell is None else cell)) for cell in row))
+    console.print(grid, soft_wrap=False)
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> None:
+    """Each check with its verdict."""
+    rows = [(verdict_word(verdict), verdict.check, verdict.summary) for verdict in verdicts]
+    table(("verdict", "check", "found"), rows)
+
+
+def verdict_word(verdict: Verdict) -> str:
+    if verdict.passed:
+        return "passed"
+    return "FAILED" if verdict.blocking else "warned"
+
+
+def count(number: float | None, digits: int = 0) -> str:
+    """A number with thousands separators; a dash for none."""
+    return "–" if number is None else f"{number:,.{digits}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def reasons(by_reason: Mapping[str, int]) -> str:
+    """Dead letters by reason on one line."""
+    return ", ".join(f"{number:,} {reason}" for reason, number in by_reason.items()) or "none"

@@ -1,0 +1,65 @@
+"""One place that knows where everything is: the ledger, the objects and the settings of this home."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from batch_assets.core.version import JobVersion
+from batch_assets.errors import VersionError
+from batch_assets.operations.jobs import Job, find_job, load_jobs
+from batch_assets.settings import Settings
+from batch_assets.storage.ledger import Ledger
+from batch_assets.storage.objects import Objects
+from batch_assets.storage.plans import RegisteredVersion
+from batch_assets.storage.snapshots import SnapshotReader
+from batch_assets.storage.versions import VersionFiles
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A home with its ledger and objects; opened on first use, cheap to make."""
+
+    settings: Settings
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        return Ledger(self.settings.ledger_url)
+
+    @cached_property
+    def objects(self) -> Objects:
+        return Objects(self.settings.objects)
+
+    @cached_property
+    def version_files(self) -> VersionFiles:
+        return VersionFiles(self.objects, self.ledger)
+
+    def job(self, name: str) -> Job:
+        """The job folder as it is now."""
+        return find_job(self.settings, name)
+
+    def resolve(self, version_or_job: str | None) -> RegisteredVersion:
+        """A version by its id, or the newest version of a job; without a name, the newest of all.
+
+        Raises VersionError when there is none.
+        """
+        known = self.ledger.plans.list()
+        found = [one for one in known if version_or_job is None or version_or_job in (one.job_version, one.job)]
+        if found:
+            return found[0]
+        if version_or_job is None:
+            raise VersionError("No job version is pinned here yet; `batch-assets pin JOB` makes one.")
+        if version_or_job in (job.name for job in load_jobs(self.settings).values()):
+            raise VersionError(
+                f"The job {version_or_job!r} has no version yet; run `batch-assets pin {version_or_job}` first."
+            )
+        names = ", ".join(one.job_version for one in known[:5]) or "none yet"
+        raise VersionError(f"{version_or_job!r} is neither a job nor a job version. Versions here: {names}.")
+
+    def version(self, registered: RegisteredVersion) -> JobVersion:
+        """The pinned content of a registered version."""
+        return self.version_files.read(registered)
+
+    def reader(self, version: JobVersion) -> SnapshotReader:
+        """The version's records."""
+        return SnapshotReader(version.snapshot, self.objects)

@@ -1,0 +1,65 @@
+"""The state of versions as plain values, for the CLI, the UI and scripts. Keys are stable."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from batch_assets.operations.deployment import Deployment
+from batch_assets.storage.plans import RegisteredVersion
+from batch_assets.storage.progress import Progress
+
+
+def status(deployment: Deployment, registered: RegisteredVersion) -> dict[str, Any]:
+    """Everything about one version's progress."""
+    progress = deployment.ledger.progress.of(registered.job_version)
+    return {
+        "job": registered.job,
+        "version": registered.job_version,
+        "published": deployment.ledger.publications.current(registered.job),
+        "planned": registered.planned,
+        "records": registered.records,
+        "results": progress.results,
+        "dead_letters": progress.dead_letters,
+        "dead_letters_by_reason": deployment.ledger.progress.dead_letters_by_reason(registered.job_version),
+        "pending": registered.records - progress.results - progress.dead_letters,
+        "shards": _shards(registered, progress),
+        "records_per_s": _rounded(progress.records_per_s),
+        "tokens_per_s": _rounded(progress.tokens_per_s),
+        "prefix_hit_rate": _rounded(progress.prefix_hit_rate, 4),
+        "eta_s": _rounded(progress.eta_s, 1),
+        "duplicates_discarded": progress.duplicates_discarded,
+        "workers": list(progress.workers),
+    }
+
+
+def versions(deployment: Deployment, job: str | None = None) -> list[dict[str, Any]]:
+    """All versions of a job or of all jobs, the newest first."""
+    current = deployment.ledger.publications.all_current()
+    listed = []
+    for registered in deployment.ledger.plans.list(job):
+        progress = deployment.ledger.progress.of(registered.job_version)
+        shards = _shards(registered, progress)
+        listed.append(
+            {
+                "job": registered.job,
+                "version": registered.job_version,
+                "published": current.get(registered.job) == registered.job_version,
+                "records": registered.records,
+                "results": progress.results,
+                "dead_letters": progress.dead_letters,
+                "shards": sum(shards.values()),
+                "shards_completed": shards["completed"],
+                "pinned_at": datetime.fromtimestamp(registered.pinned_at, UTC).isoformat(timespec="seconds"),
+            }
+        )
+    return listed
+
+
+def _shards(registered: RegisteredVersion, progress: Progress) -> dict[str, int]:
+    """Shards by state. Before planning there is no shard table yet: all are pending."""
+    return dict(progress.shards) if registered.planned else {**progress.shards, "pending": registered.shards}
+
+
+def _rounded(value: float | None, digits: int = 2) -> float | None:
+    return None if value is None else round(value, digits)

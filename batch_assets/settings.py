@@ -1,0 +1,55 @@
+"""Every setting of a deployment, once. What belongs to one job is in its spec instead.
+
+Each can be set by an environment variable: the field's name in capitals behind `BATCH_ASSETS_`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _default_models() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "batch_assets" / "models"
+
+
+class Settings(BaseSettings):
+    """Where the state lives, and how this deployment runs work."""
+
+    model_config = SettingsConfigDict(env_prefix="BATCH_ASSETS_", frozen=True)
+
+    home: Path = Field(Path(".batch_assets"), description="ledger, results, warehouse, Dagster's own storage")
+    jobs: Path | None = Field(None, description="a directory of further job folders, beside the packaged ones")
+    models: Path = Field(default_factory=_default_models, description="model directories; shared by all homes")
+    executor: Literal["in_process", "multiprocess"] = Field(
+        "multiprocess", description="how Dagster runs the steps of one version on this machine"
+    )
+    actor: str = Field(
+        default_factory=lambda: os.environ.get("USER") or "unknown", description="who is named in the history"
+    )
+
+    @property
+    def ledger_url(self) -> str:
+        return f"sqlite:///{self.root / 'ledger.sqlite'}"
+
+    @property
+    def root(self) -> Path:
+        """The home as an absolute path, so that it means the same in every process."""
+        return self.home.expanduser().absolute()
+
+    @property
+    def objects(self) -> Path:
+        return self.root / "objects"
+
+    @property
+    def warehouse(self) -> Path:
+        return self.root / "warehouse.duckdb"
+
+    @property
+    def dagster_home(self) -> Path:
+        return self.root / "dagster"

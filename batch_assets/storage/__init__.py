@@ -1,0 +1,1 @@
+"""Facts: snapshots, the SQL ledger, objects, sealed shards, the warehouse."""

@@ -1,0 +1,76 @@
+"""The object store: immutable objects under keys, put if absent.
+
+obstore is the one storage API, because its put has a create mode on every store (pyarrow's own
+writers overwrite silently). "Already exists" can be the answer to our own put whose first response
+was lost, so the object is read back and compared before it is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import AlreadyExistsError
+from obstore.store import LocalStore
+
+from batch_assets.errors import StoreError
+
+
+class Objects:
+    """A local object store under one folder."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.root = root
+        self._store = LocalStore(prefix=root)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Store an object durably; False when there is one already, which is then left alone."""
+        try:
+            obstore.put(self._store, key, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return self.get(key) == data
+        _make_durable(self.path(key))
+        return True
+
+    def replace(self, key: str, data: bytes) -> None:
+        """Overwrite a derived object in one step. Nothing that is a truth of its own goes here."""
+        obstore.put(self._store, key, data, use_multipart=False)
+
+    def get(self, key: str) -> bytes:
+        """An object's bytes. Raises StoreError when it is missing."""
+        try:
+            return bytes(obstore.get(self._store, key).bytes())
+        except FileNotFoundError as error:
+            raise StoreError(f"The object {key} is missing from {self.root}; restore it from a backup.") from error
+
+    def exists(self, key: str) -> bool:
+        return self.path(key).is_file()
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Keys under a prefix, in order."""
+        keys = [meta["path"] for batch in obstore.list(self._store, prefix) for meta in batch]
+        yield from sorted(keys)
+
+    def path(self, key: str) -> Path:
+        """Where a reader on this machine finds the object."""
+        return self.root / key
+
+
+def sha256_of(path: Path) -> str:
+    """Digest of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _make_durable(path: Path) -> None:
+    """fsync the file and its folders: the local store returns before the disk has it."""
+    for target in (path, path.parent, path.parent.parent):
+        descriptor = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,165 @@
+"""Registered versions and their shard tables.
+
+A version is planned once: shards and the dead letters known in advance (over the input cap, empty
+input) are written in one transaction, so that a version is either not planned or planned whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+
+from batch_assets.core.outcomes import Failure
+from batch_assets.core.shards import shard_of_row, shard_range
+from batch_assets.core.version import JobVersion
+from batch_assets.errors import StoreError, VersionError
+from batch_assets.storage.database import Database
+from batch_assets.storage.tables import outcomes, shards, versions
+from batch_assets.storage.upsert import insert_if_absent
+
+_BATCH = 2000  # rows per statement: few round trips, bounded memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredVersion:
+    """A version as the ledger knows it."""
+
+    job_version: str
+    job: str
+    label: str
+    records: int
+    shards: int
+    pinned_at: float
+    planned: bool
+    file_sha256: str
+
+
+class Plans:
+    """Which versions exist, and which are planned."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def register(self, version: JobVersion, *, file_sha256: str) -> None:
+        """Make a pinned version known; nothing happens when it is known already."""
+        with self._database.write() as connection:
+            connection.execute(
+                insert_if_absent(connection, versions),
+                {
+                    "job_version": version.id,
+                    "job": version.job,
+                    "label": version.label,
+                    "digest": version.digest,
+                    "file_sha256": file_sha256,
+                    "records": version.records,
+                    "shards": version.shards,
+                    "pinned_at": connection.scalar(sa.select(self._database.now())),
+                },
+            )
+
+    def find_digest(self, digest: str) -> str | None:
+        """The version with this identity, whatever its label."""
+        with self._database.read() as connection:
+            return connection.scalar(sa.select(versions.c.job_version).where(versions.c.digest == digest))
+
+    def list(self, job: str | None = None) -> list[RegisteredVersion]:
+        """Versions of one job or of all, the newest first."""
+        query = sa.select(versions).order_by(versions.c.pinned_at.desc(), versions.c.job_version)
+        if job is not None:
+            query = query.where(versions.c.job == job)
+        with self._database.read() as connection:
+            return [_registered(row) for row in connection.execute(query)]
+
+    def get(self, job_version: str) -> RegisteredVersion:
+        """One version. Raises VersionError when it is not registered."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(versions).where(versions.c.job_version == job_version)).first()
+        if row is None:
+            raise VersionError(f"No job version {job_version!r} is known here; `batch-assets versions` lists them.")
+        return _registered(row)
+
+    def write_plan(self, version: JobVersion, dead: Iterable[tuple[int, Failure]]) -> int:
+        """Write the shard table and the dead letters known in advance; returns how many of these.
+
+        `dead` yields (snapshot row number, failure). Planning again changes nothing. The whole
+        plan is one transaction: claims find either no shard or all of them.
+        """
+        with self._database.write() as connection:
+            planned = connection.scalar(sa.select(versions.c.planned_at).where(versions.c.job_version == version.id))
+            if planned is not None:
+                return self._planned_dead_letters(connection, version.id)
+            now = connection.scalar(sa.select(self._database.now()))
+            if now is None:
+                raise StoreError("The ledger database did not answer with its time; try again.")
+            dead_by_shard: dict[int, int] = {}
+            for batch in _batches(self._dead_rows(version, dead, now)):
+                connection.execute(sa.insert(outcomes), batch)
+                for row in batch:
+                    dead_by_shard[row["shard"]] = dead_by_shard.get(row["shard"], 0) + 1
+            for batch in _batches(_shard_rows(version, dead_by_shard)):
+                connection.execute(sa.insert(shards), batch)
+            connection.execute(sa.update(versions).where(versions.c.job_version == version.id).values(planned_at=now))
+            return sum(dead_by_shard.values())
+
+    @staticmethod
+    def _planned_dead_letters(connection: sa.Connection, job_version: str) -> int:
+        query = sa.select(sa.func.coalesce(sa.func.sum(shards.c.dead_letters), 0))
+        return int(connection.scalar(query.where(shards.c.job_version == job_version)) or 0)
+
+    @staticmethod
+    def _dead_rows(version: JobVersion, dead: Iterable[tuple[int, Failure]], now: float) -> Iterator[dict[str, Any]]:
+        for row, failure in dead:
+            yield {
+                "job_version": version.id,
+                "shard": shard_of_row(row, shard_size=version.shard_size),
+                "record_id": failure.record_id,
+                "kind": "dead_letter",
+                "attempt": failure.attempt,
+                "reason": failure.reason.value,
+                "error": failure.error,
+                "engine": "",
+                "worker": "planner",
+                "epoch": 0,
+                "prompt_tokens": failure.prompt_tokens,
+                "output_tokens": 0,
+                "stored_at": now,
+            }
+
+
+def _shard_rows(version: JobVersion, dead_by_shard: dict[int, int]) -> Iterator[dict[str, Any]]:
+    for shard in range(version.shards):
+        rows = shard_range(shard, shard_size=version.shard_size, records=version.records)
+        yield {
+            "job_version": version.id,
+            "shard": shard,
+            "records": len(rows),
+            "dead_letters": dead_by_shard.get(shard, 0),
+        }
+
+
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    while batch := list(islice(rows, _BATCH)):
+        yield batch
+
+
+def _registered(row: Any) -> RegisteredVersion:
+    return RegisteredVersion(
+        job_version=row.job_version,
+        job=row.job,
+        label=row.label,
+        records=row.records,
+        shards=row.shards,
+        pinned_at=row.pinned_at,
+        planned=row.planned_at is not None,
+        file_sha256=row.file_sha256,
+    )
+
+
+def file_sha256(data: bytes) -> str:
+    """Digest of a version file, as kept beside its registration."""
+    return hashlib.sha256(data).hexdigest()

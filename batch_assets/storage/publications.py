@@ -1,0 +1,132 @@
+"""The pointer: which version readers see. One row per job, moved by compare-and-swap (invariant I3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from batch_assets.core.verdicts import Verdict
+from batch_assets.errors import PublicationConflict
+from batch_assets.storage.database import Database
+from batch_assets.storage.tables import pointers, publications, verdicts
+from batch_assets.storage.upsert import insert_if_absent, insert_or_replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """One move of the pointer."""
+
+    publication_id: str  # chosen by the caller; a second try with the same id is a no-op
+    job: str
+    kind: Literal["publish", "rollback"]
+    from_version: str | None  # what the pointer must show for the move to happen
+    to_version: str
+    who: str
+    verdicts: Mapping[str, Any]
+    at: str = ""  # set by the ledger
+
+
+class Publications:
+    """Pointers, their history, and the verdicts that allow a move."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def current(self, job: str) -> str | None:
+        """The version that readers of this job see now."""
+        with self._database.read() as connection:
+            return connection.scalar(sa.select(pointers.c.job_version).where(pointers.c.job == job))
+
+    def all_current(self) -> dict[str, str]:
+        """The published version of every job that has one."""
+        with self._database.read() as connection:
+            rows = connection.execute(sa.select(pointers.c.job, pointers.c.job_version))
+            return {row[0]: row[1] for row in rows}
+
+    def move(self, publication: Publication) -> None:
+        """Switch the pointer and write the history line, in one transaction.
+
+        Raises PublicationConflict when the pointer does not show `from_version`. A publication id
+        that is in the history already has happened, and is not repeated.
+        """
+        with self._database.write() as connection:
+            known = sa.select(publications.c.job).where(publications.c.publication_id == publication.publication_id)
+            if connection.execute(known).first() is not None:
+                return
+            if self._swap(connection, publication) != 1:
+                found = connection.scalar(sa.select(pointers.c.job_version).where(pointers.c.job == publication.job))
+                raise PublicationConflict(
+                    f"{publication.job} shows {found or 'nothing'} now, not {publication.from_version or 'nothing'}: "
+                    "somebody published meanwhile. Nothing was changed; look at `batch-assets versions` and decide again.",
+                    expected=publication.from_version,
+                    found=found,
+                )
+            row = asdict(publication)
+            row["verdicts"] = json.dumps(row["verdicts"])
+            row["at"] = connection.scalar(sa.select(self._database.now()))
+            connection.execute(sa.insert(publications), row)
+
+    @staticmethod
+    def _swap(connection: sa.Connection, publication: Publication) -> int:
+        values = {"job_version": publication.to_version, "publication_id": publication.publication_id}
+        if publication.from_version is None:
+            first = {"job": publication.job, **values}
+            return int(connection.execute(insert_if_absent(connection, pointers), first).rowcount)
+        moved = sa.update(pointers).where(
+            pointers.c.job == publication.job, pointers.c.job_version == publication.from_version
+        )
+        return connection.execute(moved.values(values)).rowcount
+
+    def history(self, job: str | None = None) -> list[Publication]:
+        """All moves of the pointer, the newest first."""
+        query = sa.select(publications).order_by(publications.c.at.desc())
+        if job is not None:
+            query = query.where(publications.c.job == job)
+        with self._database.read() as connection:
+            return [_publication(row) for row in connection.execute(query)]
+
+    def record_verdicts(self, job_version: str, content_sha256: str, found: Sequence[Verdict]) -> None:
+        """Keep the latest verdict of each check, with the content that it speaks of."""
+        with self._database.write() as connection:
+            now = connection.scalar(sa.select(self._database.now()))
+            statement = insert_or_replace(connection, verdicts, ("job_version", "check_name"))
+            for verdict in found:
+                connection.execute(
+                    statement,
+                    {
+                        "job_version": job_version,
+                        "check_name": verdict.check,
+                        "content_sha256": content_sha256,
+                        "passed": int(verdict.passed),
+                        "blocking": int(verdict.blocking),
+                        "body": json.dumps(asdict(verdict), default=str),
+                        "at": now,
+                    },
+                )
+
+    def verdicts_of(self, job_version: str, content_sha256: str) -> list[Verdict]:
+        """The verdicts that were given on exactly this content of the version."""
+        query = sa.select(verdicts.c.body).where(
+            verdicts.c.job_version == job_version, verdicts.c.content_sha256 == content_sha256
+        )
+        with self._database.read() as connection:
+            bodies = [json.loads(body) for body in connection.scalars(query.order_by(verdicts.c.check_name))]
+        return [Verdict(**{**body, "example_ids": tuple(body["example_ids"])}) for body in bodies]
+
+
+def _publication(row: Any) -> Publication:
+    return Publication(
+        publication_id=row.publication_id,
+        job=row.job,
+        kind=row.kind,
+        from_version=row.from_version,
+        to_version=row.to_version,
+        who=row.who,
+        verdicts=json.loads(row.verdicts),
+        at=datetime.fromtimestamp(row.at, UTC).isoformat(timespec="seconds"),
+    )

@@ -1,0 +1,126 @@
+"""Questions about all records of a snapshot at once, answered by DuckDB out of core.
+
+Memory is bounded by `MEMORY_LIMIT` whatever the number of records; what does not fit goes to a
+scratch folder that is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from batch_assets.core.sql_text import quote_name, quote_text
+from batch_assets.storage.snapshots import SnapshotReader
+
+MEMORY_LIMIT = "1GB"
+EXAMPLES = 5
+_BATCH_ROWS = 256  # candidate records are long ones; few at a time
+# Numbers and dates print in a few characters; a bound without printing each of them.
+_PLAIN_VALUE_BYTES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdProblems:
+    """Record ids that cannot be used."""
+
+    null_rows: tuple[int, ...]  # row numbers, at most EXAMPLES
+    nulls: int
+    duplicates: tuple[tuple[str, int, int], ...]  # (id, first row, last row), at most EXAMPLES
+    duplicated_ids: int
+
+
+@contextmanager
+def scan(reader: SnapshotReader, scratch: Path) -> Iterator[SnapshotScan]:
+    """Open the snapshot for whole-table questions."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix=".scan-") as folder, duckdb.connect() as connection:
+        connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+        connection.execute(f"SET temp_directory = {quote_text(folder)}")
+        connection.execute("SET preserve_insertion_order = false")
+        connection.execute("SET enable_progress_bar = false")
+        create_snapshot_view(connection, reader)
+        yield SnapshotScan(connection, reader)
+
+
+def create_snapshot_view(connection: duckdb.DuckDBPyConnection, reader: SnapshotReader) -> None:
+    """View `snapshot`: the pinned rows, each with its number as `_row`."""
+    first, left, places = 0, reader.snapshot.rows, []
+    for pin, path in zip(reader.snapshot.files, reader.paths, strict=True):
+        places.append(f"({quote_text(str(path))}, {first}, {min(pin.rows, left)})")
+        first, left = first + pin.rows, max(left - pin.rows, 0)
+    files = ", ".join(quote_text(str(path)) for path in reader.paths)
+    connection.execute(
+        f"""
+        CREATE VIEW snapshot AS
+        SELECT file.* EXCLUDE (file_row_number, filename), place.first + file.file_row_number AS _row
+        FROM read_parquet([{files}], filename = true, file_row_number = true) AS file
+        JOIN (VALUES {", ".join(places)}) AS place(filename, first, taken) ON place.filename = file.filename
+        WHERE file.file_row_number < place.taken
+        """
+    )
+
+
+class SnapshotScan:
+    """Whole-table questions about one snapshot."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, reader: SnapshotReader) -> None:
+        self._connection = connection
+        self._schema = reader.schema()
+        self._id = quote_name(reader.snapshot.record_id)
+
+    def id_problems(self) -> IdProblems:
+        """Null ids, and ids that occur more than once."""
+        nulls = self._connection.execute(f"SELECT count(*) FROM snapshot WHERE {self._id} IS NULL").fetchone()
+        null_rows = self._connection.execute(
+            f"SELECT _row FROM snapshot WHERE {self._id} IS NULL ORDER BY _row LIMIT {EXAMPLES}"
+        ).fetchall()
+        self._connection.execute(
+            f"""
+            CREATE TEMP TABLE doubled AS
+            SELECT {self._id}::VARCHAR AS id, min(_row) AS first_row, max(_row) AS last_row
+            FROM snapshot WHERE {self._id} IS NOT NULL GROUP BY {self._id} HAVING count(*) > 1
+            """
+        )
+        doubled = self._connection.execute("SELECT count(*) FROM doubled").fetchone()
+        examples = self._connection.execute(f"SELECT * FROM doubled ORDER BY first_row LIMIT {EXAMPLES}").fetchall()
+        return IdProblems(
+            null_rows=tuple(row for (row,) in null_rows),
+            nulls=nulls[0] if nulls else 0,
+            duplicates=tuple((str(a), int(b), int(c)) for a, b, c in examples),
+            duplicated_ids=doubled[0] if doubled else 0,
+        )
+
+    def suspicious(
+        self, *, columns: Sequence[str], text: Sequence[str], bytes_max: int, control_tokens: Sequence[str]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(row number, record) of the records that may be over the cap or empty.
+
+        A token is at least one byte, so a record of at most `bytes_max` bytes cannot exceed the cap
+        and is not looked at, unless its text may be empty.
+        """
+        size = " + ".join(self._bytes_of(name) for name in columns)
+        blank = "(?:[\\s\\p{Z}\\p{C}]" + "".join(f"|{re.escape(token)}" for token in control_tokens) + ")*"
+        empty = " AND ".join(
+            f"regexp_full_match(coalesce({quote_name(name)}::VARCHAR, ''), {quote_text(blank)})" for name in text
+        )
+        names = ", ".join(quote_name(name) for name in dict.fromkeys(columns))
+        reader: Any = self._connection.sql(
+            f"SELECT _row, {names} FROM snapshot WHERE ({size}) > {bytes_max} OR ({empty}) ORDER BY _row"
+        ).to_arrow_reader(_BATCH_ROWS)
+        for batch in reader:
+            for record in batch.to_pylist():
+                yield record.pop("_row"), record
+
+    def _bytes_of(self, name: str) -> str:
+        kind = self._schema.field(name).type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return f"coalesce(strlen({quote_name(name)}), 0)"
+        return str(_PLAIN_VALUE_BYTES)

@@ -1,0 +1,120 @@
+"""Sealed shards: the results of a finished shard as one immutable Parquet file, in record-id order.
+
+Sealing reads the shard's stored results and the record ids and access labels of its snapshot rows,
+so a result carries exactly the labels of its source. Whoever seals a shard writes the same rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel
+
+from batch_assets.core.shards import partition_key, shard_range
+from batch_assets.core.version import JobVersion
+from batch_assets.errors import StoreError
+from batch_assets.storage.objects import Objects
+from batch_assets.storage.outcomes import StoredResult
+from batch_assets.storage.snapshots import SnapshotReader
+from batch_assets.storage.typed import arrow_fields, to_arrow_value
+
+RESERVED = ("_job_version", "_shard", "_attempt", "_finish_reason", "_engine", "_stored_at")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedFile:
+    """One sealed shard as recorded by `complete`."""
+
+    key: str
+    sha256: str
+    size: int  # bytes
+    rows: int
+
+
+def sealed_key(version: JobVersion, shard: int) -> str:
+    return f"results/{version.job}/{version.id}/shard-{partition_key(shard)}.parquet"
+
+
+def sealed_schema(version: JobVersion, model: type[BaseModel], snapshot: pa.Schema) -> pa.Schema:
+    """Record id, the schema's fields, access labels, and where each row came from."""
+    pin = version.snapshot
+    return pa.schema(
+        [
+            pa.field(pin.record_id, snapshot.field(pin.record_id).type, nullable=False),
+            *arrow_fields(model),
+            *(snapshot.field(name).remove_metadata() for name in pin.access_labels),
+            pa.field("_job_version", pa.string(), nullable=False),
+            pa.field("_shard", pa.int32(), nullable=False),
+            pa.field("_attempt", pa.int16(), nullable=False),
+            pa.field("_finish_reason", pa.string(), nullable=False),
+            pa.field("_engine", pa.string(), nullable=False),
+            pa.field("_stored_at", pa.timestamp("ms", tz="UTC"), nullable=False),
+        ]
+    )
+
+
+class Sealer:
+    """Writes sealed shards of one version."""
+
+    def __init__(self, version: JobVersion, model: type[BaseModel], reader: SnapshotReader, objects: Objects) -> None:
+        self._version = version
+        self._model = model
+        self._reader = reader
+        self._objects = objects
+        self._schema = sealed_schema(version, model, reader.schema())
+
+    def seal(self, shard: int, results: list[StoredResult]) -> SealedFile:
+        """Write the shard's file, put if absent; returns what stands in the store afterwards.
+
+        Raises StoreError when a different file stands there already.
+        """
+        data = self._encode(shard, results)
+        key = sealed_key(self._version, shard)
+        if not self._objects.put_if_absent(key, data):
+            # Another sealer came first. Same rows in other bytes (another Parquet writer) is fine.
+            stored = self._objects.get(key)
+            if not pq.read_table(io.BytesIO(stored)).equals(pq.read_table(io.BytesIO(data))):
+                raise StoreError(
+                    f"{key} holds other rows than the ledger has for shard {shard}. Move the file away and run again; "
+                    "then find out who wrote it."
+                )
+            data = stored
+        return SealedFile(key=key, sha256=hashlib.sha256(data).hexdigest(), size=len(data), rows=len(results))
+
+    def _encode(self, shard: int, results: list[StoredResult]) -> bytes:
+        pin = self._version.snapshot
+        by_id = {result.record_id: result for result in results}
+        rows = shard_range(shard, shard_size=self._version.shard_size, records=self._version.records)
+        labelled = self._reader.read(rows, [pin.record_id, *pin.access_labels])
+        table_rows = [
+            self._row(shard, source, by_id[str(source[pin.record_id])])
+            for source in labelled
+            if str(source[pin.record_id]) in by_id
+        ]
+        if len(table_rows) != len(results):
+            raise StoreError(
+                f"Shard {shard} has {len(results)} results, but only {len(table_rows)} of them are in the snapshot."
+            )
+        table_rows.sort(key=lambda row: row[pin.record_id])
+        buffer = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(table_rows, schema=self._schema), buffer, compression="zstd")
+        return buffer.getvalue()
+
+    def _row(self, shard: int, source: dict[str, Any], result: StoredResult) -> dict[str, Any]:
+        answer = to_arrow_value(self._model.model_validate_json(result.payload))
+        return {
+            **source,
+            **answer,
+            "_job_version": self._version.id,
+            "_shard": shard,
+            "_attempt": result.attempt,
+            "_finish_reason": result.finish_reason,
+            "_engine": result.engine,
+            "_stored_at": datetime.fromtimestamp(result.stored_at, UTC),
+        }

@@ -1,0 +1,224 @@
+"""The input records: pinned once by digest, then read by row range.
+
+A Parquet snapshot stays where it is; CSV and JSONL are converted into the object store once. Rows
+are numbered from 0 in the order of the pinned files, and a shard is a range of those numbers.
+"""
+
+from __future__ import annotations
+
+import glob
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batch_assets.core.spec import SnapshotSpec
+from batch_assets.core.version import FilePin, SnapshotPin
+from batch_assets.errors import SnapshotError
+from batch_assets.storage.conversion import convert
+from batch_assets.storage.objects import Objects, sha256_of
+
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
+READ_BATCH_ROWS = 512
+
+
+def pin_snapshot(spec: SnapshotSpec, folder: Path, objects: Objects) -> SnapshotPin:
+    """Digest the snapshot's files and convert what is not Parquet.
+
+    Raises SnapshotError naming the file (and line) when anything cannot be read; nothing is kept then.
+    """
+    paths = find_files(spec, folder)
+    sources: list[FilePin] = []
+    files: list[FilePin] = []
+    left = spec.rows
+    for path in paths:
+        if left == 0:
+            break
+        source, pinned = _pin_file(path, file_format(path, spec), objects, left)
+        if left is not None:
+            left -= min(left, pinned.rows)
+        sources.append(source)
+        files.append(pinned)
+    rows = sum(pin.rows for pin in files)
+    rows = rows if spec.rows is None else min(rows, spec.rows)
+    if rows == 0:
+        raise SnapshotError(f"The snapshot {spec.path} in {folder} has no rows; there is nothing to do.")
+    snapshot = SnapshotPin(
+        sources=tuple(sources),
+        files=tuple(files),
+        rows=rows,
+        record_id=spec.record_id,
+        text=spec.text,
+        record_class=spec.record_class,
+        access_labels=spec.access_labels,
+    )
+    _check_columns(snapshot, objects, where=str(folder / spec.path))
+    return snapshot
+
+
+def find_files(spec: SnapshotSpec, folder: Path) -> list[Path]:
+    """The snapshot's files in name order. Raises SnapshotError when there are none."""
+    target = folder / Path(spec.path).expanduser()
+    if target.is_dir():
+        paths = [path for path in target.rglob("*") if path.is_file() and _visible(path, target)]
+        if spec.format == "auto":
+            paths = [path for path in paths if path.suffix.lower() in SUFFIXES]
+    elif target.is_file():
+        paths = [target]
+    else:
+        found = glob.glob(str(target), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+        paths = [Path(name) for name in found if Path(name).is_file()]
+    if not paths:
+        raise SnapshotError(
+            f"The snapshot {target} matches no file. Set snapshot.path in defs.yaml to a Parquet, JSONL or CSV file, "
+            "a folder of them, or a glob."
+        )
+    return sorted(path.absolute() for path in paths)
+
+
+def file_format(path: Path, spec: SnapshotSpec) -> str:
+    """ "parquet", "jsonl" or "csv", from the spec or the file's name."""
+    if spec.format != "auto":
+        return spec.format
+    found = SUFFIXES.get(path.suffix.lower())
+    if found is None:
+        raise SnapshotError(
+            f"{path}: cannot tell the format from {path.suffix or 'a name without an ending'!r}. "
+            f"Set snapshot.format to parquet, jsonl or csv."
+        )
+    return found
+
+
+def local_path(pin: FilePin, objects: Objects) -> Path:
+    """Where a pinned file lies: an absolute path, or a key of the object store."""
+    return Path(pin.key) if pin.key.startswith("/") else objects.path(pin.key)
+
+
+def _visible(path: Path, root: Path) -> bool:
+    return not any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
+
+
+def _pin_file(path: Path, kind: str, objects: Objects, rows_max: int | None) -> tuple[FilePin, FilePin]:
+    digest, size = sha256_of(path), path.stat().st_size
+    if kind == "parquet":
+        pin = FilePin(key=str(path), size=size, sha256=digest, rows=_parquet(path).metadata.num_rows)
+        return pin, pin
+    # The limit is in the key: the same file pinned with another limit is another conversion.
+    key = f"snapshots/{digest[:16]}{'' if rows_max is None else f'-{rows_max}'}.parquet"
+    with tempfile.TemporaryDirectory(dir=objects.root, prefix=".convert-") as scratch:
+        target = Path(scratch) / "converted.parquet"
+        rows = convert(path, kind, target, rows_max=rows_max)
+        if not objects.exists(key):
+            objects.put_if_absent(key, target.read_bytes())
+    stored = objects.path(key)
+    converted = FilePin(key=key, size=stored.stat().st_size, sha256=sha256_of(stored), rows=rows)
+    return FilePin(key=str(path), size=size, sha256=digest, rows=rows), converted
+
+
+def _parquet(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise SnapshotError(f"{path} is not a readable Parquet file ({error}). The snapshot was not pinned.") from error
+
+
+def _check_columns(snapshot: SnapshotPin, objects: Objects, *, where: str) -> None:
+    first: pa.Schema | None = None
+    for pin in snapshot.files:
+        schema = _parquet(local_path(pin, objects)).schema_arrow
+        wanted = [snapshot.record_id, *snapshot.text, *snapshot.access_labels]
+        wanted += [snapshot.record_class] if snapshot.record_class else []
+        for name in wanted:
+            if name not in schema.names:
+                raise SnapshotError(
+                    f"{where}: there is no column {name!r} (named under snapshot: in defs.yaml). "
+                    f"The columns are {', '.join(schema.names)}."
+                )
+        id_type = schema.field(snapshot.record_id).type
+        if not (pa.types.is_integer(id_type) or pa.types.is_string(id_type) or pa.types.is_large_string(id_type)):
+            raise SnapshotError(
+                f"{where}: the record id column {snapshot.record_id!r} is {id_type}; it must be a string or an integer."
+            )
+        if first is not None and schema.field(snapshot.record_id).type != first.field(snapshot.record_id).type:
+            raise SnapshotError(f"{where}: the files differ in the type of {snapshot.record_id!r}; make them one type.")
+        first = first or schema
+
+
+class SnapshotReader:
+    """Reads pinned rows. One reader per worker; keeps no file open between calls."""
+
+    def __init__(self, snapshot: SnapshotPin, objects: Objects) -> None:
+        self.snapshot = snapshot
+        self._objects = objects
+
+    @property
+    def paths(self) -> list[Path]:
+        """The Parquet files in row order."""
+        return [local_path(pin, self._objects) for pin in self.snapshot.files]
+
+    def schema(self) -> pa.Schema:
+        """The columns of the first file."""
+        return _parquet(self.paths[0]).schema_arrow
+
+    def verify_files(self) -> None:
+        """Compare every file's size and row count with the pin; cheap enough for every worker.
+
+        Raises SnapshotError naming the first file that is not as it was pinned.
+        """
+        for pin, path in zip(self.snapshot.files, self.paths, strict=True):
+            self._open(pin, path)
+
+    def read(self, rows: range, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Records of a row range as mappings of the given columns, in row order."""
+        for table in self.read_tables(rows, columns):
+            yield from table.to_pylist()
+
+    def read_tables(self, rows: range, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The same in pieces of at most `READ_BATCH_ROWS` rows."""
+        first = 0
+        for pin, path in zip(self.snapshot.files, self.paths, strict=True):
+            start, stop = max(rows.start - first, 0), min(rows.stop - first, pin.rows)
+            if start < stop:
+                yield from _read_file(self._open(pin, path), range(start, stop), list(dict.fromkeys(columns)))
+            first += pin.rows
+
+    def _open(self, pin: FilePin, path: Path) -> pq.ParquetFile:
+        if not path.is_file():
+            raise SnapshotError(f"The snapshot file {path} is missing. Restore it, or pin a new version.")
+        if path.stat().st_size != pin.size:
+            raise SnapshotError(
+                f"The snapshot file {path} has {path.stat().st_size:,} bytes where {pin.size:,} were pinned. "
+                "It was changed after pinning: restore it, or pin a new version."
+            )
+        file = _parquet(path)
+        if file.metadata.num_rows != pin.rows:
+            raise SnapshotError(
+                f"The snapshot file {path} has {file.metadata.num_rows:,} rows where {pin.rows:,} were pinned. "
+                "It was changed after pinning: restore it, or pin a new version."
+            )
+        return file
+
+
+def _read_file(file: pq.ParquetFile, rows: range, columns: list[str]) -> Iterator[pa.Table]:
+    """Rows of one file, decoding only the row groups and columns that are needed."""
+    groups: list[int] = []
+    skip, first = 0, 0
+    for group in range(file.metadata.num_row_groups):
+        size = file.metadata.row_group(group).num_rows
+        if first + size > rows.start and first < rows.stop:
+            if not groups:
+                skip = rows.start - first
+            groups.append(group)
+        first += size
+    left = len(rows)
+    for batch in file.iter_batches(batch_size=READ_BATCH_ROWS, row_groups=groups, columns=columns):
+        piece = batch.slice(skip, left)
+        skip = max(skip - batch.num_rows, 0)
+        if piece.num_rows:
+            left -= piece.num_rows
+            yield pa.Table.from_batches([piece])
+        if left == 0:
+            return

@@ -1,0 +1,1 @@
+"""Verdicts: one pure question per module, asked of a version's evidence."""

@@ -1,0 +1,72 @@
+"""The pandera schema of a version's table, made from the output schema's pydantic model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandera.pandas as pa
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from batch_assets.core.output_schema import enum_values, is_optional, without_none
+
+
+def table_schema(model: type[BaseModel], record_id: str) -> pa.DataFrameSchema:
+    """One column per field; the record id is unique and never null.
+
+    Enums and bounds become pandera's own checks, so that people read them in the UI; every value is
+    also held against the field's pydantic type, which covers nested models and validators.
+    """
+    columns = {name: _column(name, info) for name, info in model.model_fields.items()}
+    columns[record_id] = pa.Column(nullable=False, unique=True, description="record id of the snapshot")
+    return pa.DataFrameSchema(columns, strict=False, name=model.__name__)
+
+
+def _column(name: str, info: FieldInfo) -> pa.Column:
+    checks = [*_bounds(info), pa.Check(_conforms(info), element_wise=True, name="output_schema", ignore_na=True)]
+    if values := enum_values(info.annotation):
+        checks.insert(0, pa.Check.isin(list(values)))
+    return pa.Column(nullable=is_optional(info), checks=checks, description=info.description)
+
+
+def _bounds(info: FieldInfo) -> list[pa.Check]:
+    """Bounds that pydantic keeps as field metadata (annotated_types and general metadata)."""
+    checks: list[pa.Check] = []
+    is_text = without_none(info.annotation) is str
+    low, high = None, None
+    for constraint in info.metadata:
+        for attribute, make in _NUMBER_CHECKS.items():
+            bound = getattr(constraint, attribute, None)
+            if bound is not None:
+                checks.append(make(bound))
+        low = getattr(constraint, "min_length", None) if low is None else low
+        high = getattr(constraint, "max_length", None) if high is None else high
+        pattern = getattr(constraint, "pattern", None)
+        if pattern is not None and is_text:
+            checks.append(pa.Check.str_matches(str(getattr(pattern, "pattern", pattern))))
+    if is_text and (low is not None or high is not None):
+        checks.append(pa.Check.str_length(min_value=low, max_value=high))
+    return checks
+
+
+_NUMBER_CHECKS: dict[str, Callable[[Any], pa.Check]] = {
+    "ge": pa.Check.ge,
+    "gt": pa.Check.gt,
+    "le": pa.Check.le,
+    "lt": pa.Check.lt,
+}
+
+
+def _conforms(info: FieldInfo) -> Callable[[Any], bool]:
+    annotation: Any = info.annotation
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+
+    def conforms(value: Any) -> bool:
+        try:
+            adapter.validate_python(value)
+        except ValidationError:
+            return False
+        return True
+
+    return conforms

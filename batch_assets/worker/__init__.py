@@ -1,0 +1,1 @@
+"""Work: claim shards, stream records through a warm engine, put results, seal."""

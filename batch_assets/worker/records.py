@@ -1,0 +1,116 @@
+"""From snapshot rows to prompts, and from answers to outcomes. No engine, no ledger, no threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from batch_assets.core.outcomes import Failure, Reason, Result
+from batch_assets.core.prompt import PromptTemplate, RenderError, is_empty_input
+from batch_assets.core.shards import shard_range
+from batch_assets.core.version import JobVersion
+from batch_assets.engine.protocol import Completion, PromptEncoder
+from batch_assets.storage.snapshots import SnapshotReader
+
+_ERROR_CHARS_MAX = 500  # enough to understand a failure; an answer can be pages long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A record that is ready for the engine."""
+
+    shard: int
+    record_id: str
+    attempt: int
+    prompt_token_ids: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """Unique among the records of a version; used as the engine's request id."""
+        return f"{self.shard}/{self.record_id}"
+
+    def next_attempt(self) -> Prepared:
+        return replace(self, attempt=self.attempt + 1)
+
+
+class RecordPreparer:
+    """Renders and tokenizes the records of one version."""
+
+    def __init__(
+        self, version: JobVersion, template: PromptTemplate, encoder: PromptEncoder, reader: SnapshotReader
+    ) -> None:
+        self._version = version
+        self.template = template
+        self.encoder = encoder
+        self._reader = reader
+
+    def shard(self, shard: int, *, skip: set[str], failed: Mapping[str, int]) -> Iterator[Prepared | Failure]:
+        """The shard's records that have no outcome yet, in row order.
+
+        `skip` holds the ids that are settled, `failed` the attempts used up so far. A record that
+        can never be answered comes as a Failure of a permanent reason.
+        """
+        pin = self._version.snapshot
+        rows = shard_range(shard, shard_size=self._version.shard_size, records=self._version.records)
+        for record in self._reader.read(rows, [pin.record_id, *pin.text, *self.template.columns]):
+            record_id = str(record[pin.record_id])
+            if record_id not in skip:
+                yield self.prepare(shard, record_id, record, attempt=failed.get(record_id, 0) + 1)
+
+    def prepare(self, shard: int, record_id: str, record: Mapping[str, Any], *, attempt: int) -> Prepared | Failure:
+        """Render and tokenize one record."""
+        cap = self._version.decoding.input_tokens_max
+        reason, error, tokens = Reason.RENDER_ERROR, "", 0
+        try:
+            if is_empty_input(record, self._version.snapshot.text, self.encoder.control_tokens):
+                reason, error = Reason.EMPTY_INPUT, f"no text in {', '.join(self._version.snapshot.text)}"
+            else:
+                token_ids = self.encoder.encode(self.template.render_record(record))
+                tokens = len(token_ids)
+                if tokens <= cap:
+                    return Prepared(shard=shard, record_id=record_id, attempt=attempt, prompt_token_ids=token_ids)
+                reason, error = Reason.INPUT_TOO_LONG, f"{tokens:,} input tokens, {cap:,} allowed"
+        except (RenderError, UnicodeError) as problem:
+            error = str(problem)
+        return Failure(record_id=record_id, attempt=attempt, reason=reason, error=error, prompt_tokens=tokens)
+
+
+def judge(completion: Completion, prepared: Prepared, model: type[BaseModel]) -> Result | Failure:
+    """What an answer amounts to. A cut-off answer is never a success, even when it parses."""
+    reason, error = Reason.ENGINE_ERROR, completion.error or "the engine gave no reason"
+    if completion.finish_reason == "rejected":
+        reason = Reason.REJECTED
+    elif completion.finish_reason == "length":
+        reason = Reason.TRUNCATED
+        error = f"cut off after {completion.output_tokens} output tokens: …{completion.text[-80:]}"
+    elif completion.finish_reason == "stop":
+        try:
+            return Result(
+                record_id=prepared.record_id,
+                payload=model.model_validate_json(completion.text).model_dump_json(),
+                attempt=prepared.attempt,
+                finish_reason="stop",
+                prompt_tokens=completion.prompt_tokens,
+                cached_tokens=completion.cached_tokens,
+                output_tokens=completion.output_tokens,
+            )
+        except ValidationError as problem:
+            reason, error = Reason.INVALID_OUTPUT, _first_errors(problem)
+        except UnicodeEncodeError as problem:  # lone surrogates: valid JSON escapes, but no storable text
+            reason, error = Reason.INVALID_OUTPUT, str(problem)
+    return Failure(
+        record_id=prepared.record_id,
+        attempt=prepared.attempt,
+        reason=reason,
+        error=error[:_ERROR_CHARS_MAX],
+        prompt_tokens=completion.prompt_tokens,
+        output_tokens=completion.output_tokens,
+    )
+
+
+def _first_errors(problem: ValidationError) -> str:
+    lines = [f"{'.'.join(map(str, e['loc'])) or 'answer'}: {e['msg']}" for e in problem.errors(include_url=False)]
+    return "; ".join(lines[:3])
