@@ -37,7 +37,10 @@ def pin_snapshot(spec: SnapshotSpec, folder: Path, objects: Objects) -> Snapshot
     for path in paths:
         if left == 0:
             break
-        source, pinned = _pin_file(path, file_format(path, spec), objects, left)
+        pins = _pin_file(path, file_format(path, spec), objects, left)
+        if pins is None:
+            continue
+        source, pinned = pins
         if left is not None:
             left -= min(left, pinned.rows)
         sources.append(source)
@@ -101,7 +104,8 @@ def _visible(path: Path, root: Path) -> bool:
     return not any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
 
 
-def _pin_file(path: Path, kind: str, objects: Objects, rows_max: int | None) -> tuple[FilePin, FilePin]:
+def _pin_file(path: Path, kind: str, objects: Objects, rows_max: int | None) -> tuple[FilePin, FilePin] | None:
+    """(the file as given, the file as read); None when a converted file would have no rows."""
     digest, size = sha256_of(path), path.stat().st_size
     if kind == "parquet":
         pin = FilePin(key=str(path), size=size, sha256=digest, rows=_parquet(path).metadata.num_rows)
@@ -111,6 +115,8 @@ def _pin_file(path: Path, kind: str, objects: Objects, rows_max: int | None) -> 
     with tempfile.TemporaryDirectory(dir=objects.root, prefix=".convert-") as scratch:
         target = Path(scratch) / "converted.parquet"
         rows = convert(path, kind, target, rows_max=rows_max)
+        if rows == 0:
+            return None
         if not objects.exists(key):
             objects.put_if_absent(key, target.read_bytes())
     stored = objects.path(key)

@@ -1,0 +1,40 @@
+# Two commands matter: `make demo` and `make test`. Both do their own set-up and skip what is done.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UI_PORT ?= 3000
+
+.PHONY: demo test lint ui setup model clean
+
+demo: setup model
+	@$(BIN)/batch-assets demo
+
+test: setup model
+	@$(BIN)/python -m pytest
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+ui: setup
+	@$(BIN)/batch-assets ui --port $(UI_PORT)
+
+setup: $(VENV)/.ready
+
+# pip says nothing for minutes while it downloads, so each step says what it is about to do.
+$(VENV)/.ready: pyproject.toml deploy/local/install_cpu_engine.py
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; PYTHON=/path/to/python3.11 make ... names one." if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || { echo "Set-up: creating the virtual environment $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "Set-up: installing Batch Assets and Dagster (about a minute)"
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --editable '.[dev,k8s]'
+	@echo "Set-up: installing the CPU engine (about 3 GB, a few minutes)"
+	@$(BIN)/python deploy/local/install_cpu_engine.py
+	@touch $@
+
+model: setup
+	@$(BIN)/python deploy/local/prepare_model.py
+
+clean:
+	rm -rf $(VENV) .batch_assets test-artifacts
