@@ -1,0 +1,230 @@
+"""What every engine promises to the worker; see `batch_assets/engine/protocol.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from assets_tests.contract.engines import (
+    CONTEXT_TOKENS_MAX,
+    CUT_OFF_ID,
+    START_DEADLINE_S,
+    Answer,
+    Harness,
+    engine_processes,
+    make_harness,
+    new_engine,
+)
+from batch_assets.errors import EngineDied, EngineUnavailable, SpecError
+
+# Importing vLLM warns of many things that are not ours to mend.
+vllm_marks = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="session")
+def harnesses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Harness]]:
+    """One warm engine of each kind for all tests; starting the real one takes half a minute."""
+    warm: dict[str, Harness] = {}
+    yield warm
+    for harness in warm.values():
+        harness.engine.shutdown(deadline_s=10)
+
+
+@pytest.fixture(params=["scripted", pytest.param("vllm", marks=vllm_marks)])
+def harness(
+    request: pytest.FixtureRequest, harnesses: dict[str, Harness], tmp_path_factory: pytest.TempPathFactory
+) -> Harness:
+    kind = request.param
+    if kind not in harnesses:
+        harnesses[kind] = make_harness(kind, tmp_path_factory.mktemp(kind))
+        harnesses[kind].engine.start(START_DEADLINE_S)
+    return harnesses[kind]
+
+
+def test_every_request_ends_in_one_valid_answer(harness: Harness) -> None:
+    """Each submitted request has exactly one completion, whose text obeys the schema."""
+    names = [f"request {number}" for number in range(12)]
+    harness.engine.submit([harness.request(name, text=f"Message {name}: where is my bill?") for name in names])
+    answers = harness.answers(len(names))
+    assert sorted(answers) == sorted(names)
+    for answer in answers.values():
+        assert (answer.finish_reason, answer.error) == ("stop", None)
+        Answer.model_validate_json(answer.text)
+        assert answer.prompt_tokens > 0
+        assert answer.output_tokens > 0
+    assert harness.engine.poll(0.0) == []
+
+
+def test_requests_may_be_added_while_others_run(harness: Harness) -> None:
+    """A second batch is accepted before the first one is answered."""
+    harness.engine.submit([harness.request("first")])
+    harness.engine.submit([harness.request("second"), harness.request("third")])
+    assert sorted(harness.answers(3)) == ["first", "second", "third"]
+
+
+def test_the_same_request_has_the_same_answer(harness: Harness) -> None:
+    """At temperature 0 a request that runs alone is answered the same every time."""
+    texts = []
+    for name in ("once", "again"):
+        harness.engine.submit([harness.request(name, record_id="same record")])
+        texts.append(harness.answers(1)[name].text)
+    assert texts[0] == texts[1]
+
+
+def test_a_shared_instruction_is_cached(harness: Harness) -> None:
+    """The real engine reports prompt tokens taken from the prefix cache; never more than the prompt has."""
+    long_text = "This sentence is long enough to fill whole blocks of the cache. " * 8
+    for name in ("fills the cache", "uses the cache"):
+        harness.engine.submit([harness.request(name, text=long_text)])
+        answer = harness.answers(1)[name]
+        assert 0 <= answer.cached_tokens <= answer.prompt_tokens
+    assert harness.kind == "scripted" or answer.cached_tokens > 0
+
+
+def test_output_cut_off_is_not_a_success(harness: Harness) -> None:
+    """An answer that reaches the output cap ends with finish reason "length"."""
+    harness.engine.submit([harness.request(CUT_OFF_ID, output_tokens_max=3)])
+    answer = harness.answers(1)[CUT_OFF_ID]
+    assert answer.finish_reason == "length"
+    assert answer.output_tokens <= 3
+
+
+def test_impossible_prompts_are_rejected_one_by_one(harness: Harness) -> None:
+    """An empty and an over-long prompt are rejected with a reason; the one beside them is answered."""
+    empty = harness.request("empty")
+    long = harness.request("long", text="word " * 2 * CONTEXT_TOKENS_MAX)
+    object.__setattr__(empty, "prompt_token_ids", ())
+    harness.engine.submit([empty, long, harness.request("fine")])
+    answers = harness.answers(3)
+    assert {name: answer.finish_reason for name, answer in answers.items()} == {
+        "empty": "rejected",
+        "long": "rejected",
+        "fine": "stop",
+    }
+    assert answers["empty"].error
+    assert answers["long"].error
+
+
+def test_an_aborted_request_is_not_answered(harness: Harness) -> None:
+    """After abort only the others are answered, and the aborted id can be used again at once."""
+    harness.engine.submit([harness.request(name) for name in ("kept", "dropped", "dropped too")])
+    harness.engine.abort(["dropped", "dropped too", "never submitted"])
+    assert list(harness.answers(1)) == ["kept"]
+    assert harness.engine.poll(0.2) == []
+    harness.engine.submit([harness.request("dropped", text="Another message.")])
+    assert list(harness.answers(1)) == ["dropped"]
+
+
+def test_poll_without_work_returns_in_time(harness: Harness) -> None:
+    """With nothing in flight poll waits for its timeout, not longer, and returns nothing."""
+    before = time.monotonic()
+    assert harness.engine.poll(0.3) == []
+    assert 0.25 < time.monotonic() - before < 2
+
+
+def test_start_respects_its_deadline(harness: Harness) -> None:
+    """An engine that is not ready in time is unavailable and leaves no process behind."""
+    (harness.script.parent / "slow.yaml").write_text("defaults: {start_s: 30}")
+    slow = new_engine(harness.kind, harness.script.parent / "slow.yaml")
+    running = set(engine_processes())
+    with pytest.raises(EngineUnavailable, match="start"):
+        slow.start(deadline_s=4.0 if harness.kind == "vllm" else 0.1)  # long enough to have a process by then
+    assert set(engine_processes()) == running
+
+
+def test_death_is_reported_and_survivable(harness: Harness) -> None:
+    """When the engine dies, poll and submit raise EngineDied, and a new start answers again."""
+    harness.provoke_death()
+    with pytest.raises(EngineDied):
+        harness.answers(1)
+    with pytest.raises(EngineDied):
+        harness.engine.submit([harness.request("too late")])
+    harness.engine.start(START_DEADLINE_S)
+    assert harness.engine.poll(0.0) == []
+    harness.engine.submit([harness.request("after the restart")])
+    assert harness.answers(1)["after the restart"].finish_reason == "stop"
+
+
+def test_an_engine_that_does_not_run_says_so(harness: Harness) -> None:
+    """Before its start, and after any number of shutdowns, an engine takes no requests."""
+    engine = harness.another_engine()
+    with pytest.raises(EngineDied):
+        engine.submit([harness.request("too early")])
+    engine.shutdown(deadline_s=1)
+    engine.shutdown(deadline_s=1)
+    with pytest.raises(EngineDied):
+        engine.poll(0.0)
+
+
+def test_signal_handlers_stay_as_they_are(harness: Harness) -> None:
+    """Signals belong to the worker: a running engine has not touched their handlers."""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_schema_that_cannot_be_constrained_is_a_spec_error(harness: Harness) -> None:
+    """An impossible schema fails before any record is spent on it."""
+    impossible = {"type": "object", "properties": {"code": {"type": "string", "pattern": "(?=a)b"}}, "required": ["code"]}
+    with pytest.raises(SpecError, match="schema"):
+        harness.another_engine(json_schema=impossible).start(START_DEADLINE_S)
+
+
+STARTER = """
+import sys
+from assets_tests.contract.engines import START_DEADLINE_S, new_engine
+if __name__ == "__main__":
+    engine = new_engine("vllm", None)
+    engine.start(START_DEADLINE_S)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    engine.shutdown(deadline_s=5)
+"""
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process of its own that has started an engine, and shuts it down when told."""
+    script = tmp_path / "starter.py"
+    script.write_text(STARTER)
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.engine
+def test_no_engine_process_outlives_a_killed_worker(starter: subprocess.Popen[str]) -> None:
+    """SIGKILL of the worker ends all processes of its engine."""
+    processes = engine_processes(psutil.Process(starter.pid))
+    assert processes
+    starter.kill()
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert alive == []
+
+
+@pytest.mark.engine
+def test_a_worker_exits_after_shutdown(starter: subprocess.Popen[str]) -> None:
+    """Once the engine is shut down nothing keeps the worker's process from exiting."""
+    processes = engine_processes(psutil.Process(starter.pid))
+    starter.communicate("stop\n", timeout=20)
+    assert starter.returncode == 0
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert alive == []
