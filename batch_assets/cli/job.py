@@ -98,14 +98,12 @@ def run(here: Deployment, registered: RegisteredVersion) -> bool:
             f"{before['dead_letters']:,} dead letters for {registered.records:,} records. Nothing is recomputed."
         )
         return False
-    exit_status = run_with_progress(here, registered, ())
-    state = status(here, registered)
-    open_shards = registered.shards - state["shards"]["completed"]
-    if exit_status != 0 or open_shards:
-        log = here.settings.root / "logs" / f"{registered.job_version}.log"
+    problem = run_with_progress(here, registered)
+    open_shards = registered.shards - status(here, registered)["shards"]["completed"]
+    if problem is not None or open_shards:
         raise IncompleteError(
             f"{registered.job_version} is not complete: {open_shards:,} of {registered.shards:,} shards are open. "
-            f"What is stored stays; run the same command again to finish. The reason is at the end of {log}."
+            f"What is stored stays; run it again to finish the rest. Reason: {problem or 'the run was stopped.'}"
         )
     return True
 

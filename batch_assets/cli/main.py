@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from batch_assets.cli import inspect, job, release
 from batch_assets.cli.demo import demo
+from batch_assets.cli.ui import ui_command
 from batch_assets.errors import BatchAssetsError
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ app.command("publish")(release.publish_command)
 app.command("rollback")(release.rollback_command)
 app.command("export")(release.export_command)
 app.command("demo")(demo)
+app.command("ui")(ui_command)
 
 
 def main() -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
@@ -25,17 +24,17 @@ PLAIN_LINE_EVERY_S = 15.0  # without a terminal: a line now and then instead of 
 STOP_S = 60.0  # a draining worker stores what is in flight
 
 
-def run_with_progress(deployment: Deployment, registered: RegisteredVersion, arguments: Sequence[str]) -> int:
-    """Start the run, show a bar with rate and ETA until it ends; returns its exit status."""
+def run_with_progress(deployment: Deployment, registered: RegisteredVersion) -> str | None:
+    """Start the run, show a bar with rate and ETA until it ends; returns why it failed, or None."""
     log = deployment.settings.root / "logs" / f"{registered.job_version}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     render.say(f"Starting the engine; its log is {log}")
     with log.open("ab") as sink:
         child = subprocess.Popen(
-            [sys.executable, "-m", "batch_assets.assets.launch", registered.job_version, "--tie-to-stdin", *arguments],
+            [sys.executable, "-m", "batch_assets.assets.launch", registered.job_version, "--tie-to-stdin"],
             stdin=subprocess.PIPE,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE,  # nothing, or one paragraph that says why the run failed
+            stderr=sink,
             start_new_session=True,  # Ctrl-C is for us; we pass it on by closing the pipe
         )
         try:
@@ -44,23 +43,20 @@ def run_with_progress(deployment: Deployment, registered: RegisteredVersion, arg
         except KeyboardInterrupt:
             render.say("Stopping: what is in the engine is being stored, the rest is handed back.")
         finally:
-            _stop(child)
-    return child.returncode
+            said = _stop(child)
+    if child.returncode == 0:
+        return None
+    return said or f"The run ended with status {child.returncode}; the reason is in {log}."
 
 
-def tail(path: Path, lines: int = 5) -> str:
-    """The end of a log, for an error message."""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.is_file() else ""
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    if child.stdin is not None:
-        child.stdin.close()
+def _stop(child: subprocess.Popen[bytes]) -> str:
+    """Let go of the child; returns what it had to say."""
     try:
-        child.wait(STOP_S)
+        said, _ = child.communicate(timeout=STOP_S)  # closes its stdin, at which it drains
     except subprocess.TimeoutExpired:
         child.kill()
-        child.wait()
+        said, _ = child.communicate()
+    return said.decode(errors="replace").strip()
 
 
 def _lines(deployment: Deployment, registered: RegisteredVersion, child: subprocess.Popen[bytes]) -> Iterator[str]:

@@ -17,7 +17,9 @@ from rich.text import Text
 
 from batch_assets.core.verdicts import Verdict
 
-console = Console(highlight=False, soft_wrap=True)
+# Without a terminal (a log, a pipe) rich would assume 80 columns and break most lines.
+_WIDTH = None if sys.stdout.isatty() else 110
+console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 
 
 def print_json(value: Any) -> None:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from batch_assets.core.version import JobVersion
 from batch_assets.errors import VersionError
-from batch_assets.operations.jobs import Job, find_job, load_jobs
+from batch_assets.operations.jobs import Job, find_job, job_names
 from batch_assets.settings import Settings
 from batch_assets.storage.ledger import Ledger
 from batch_assets.storage.objects import Objects
@@ -49,7 +49,7 @@ class Deployment:
             return found[0]
         if version_or_job is None:
             raise VersionError("No job version is pinned here yet; `batch-assets pin JOB` makes one.")
-        if version_or_job in (job.name for job in load_jobs(self.settings).values()):
+        if version_or_job in job_names(self.settings):
             raise VersionError(
                 f"The job {version_or_job!r} has no version yet; run `batch-assets pin {version_or_job}` first."
             )

@@ -101,15 +101,17 @@ def load_jobs(settings: Settings) -> dict[str, Job]:
 
 def find_job(settings: Settings, name: str) -> Job:
     """One job by name, without loading the others. Raises SpecError naming the jobs there are."""
-    known = []
-    for folder in find_job_folders(settings):
-        found = _job_name(folder)
-        if found == name:
-            return load_job(folder)
-        known.append(found or folder.name)
+    known = job_names(settings)
+    if name in known:
+        return load_job(known[name])
     raise SpecError(
         f"There is no job {name!r}; the jobs are {', '.join(known)}. Set BATCH_ASSETS_JOBS to add a directory."
     )
+
+
+def job_names(settings: Settings) -> dict[str, Path]:
+    """The folders by the job name that each claims; nothing else of them is checked."""
+    return {_job_name(folder) or folder.name: folder for folder in find_job_folders(settings)}
 
 
 def load_job(folder: Path) -> Job:

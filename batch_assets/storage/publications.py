@@ -128,5 +128,5 @@ def _publication(row: Any) -> Publication:
         to_version=row.to_version,
         who=row.who,
         verdicts=json.loads(row.verdicts),
-        at=datetime.fromtimestamp(row.at, UTC).isoformat(timespec="seconds"),
+        at=datetime.fromtimestamp(row.at, UTC).isoformat(timespec="milliseconds"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pandera.pandas as pa
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -59,8 +59,9 @@ _NUMBER_CHECKS: dict[str, Callable[[Any], pa.Check]] = {
 
 
 def _conforms(info: FieldInfo) -> Callable[[Any], bool]:
-    annotation: Any = info.annotation
-    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+    # The field's own bounds are beside its annotation, not in it.
+    bounded: Any = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
+    adapter: TypeAdapter[Any] = TypeAdapter(bounded)
 
     def conforms(value: Any) -> bool:
         try:

@@ -346,3 +346,5 @@ class Worker:
         for shard in self._open.values():
             self._heartbeat.drop(shard.lease)
             self.ledger.leases.release(shard.lease)
+        if not self._committer.failed:
+            self._handle_events()  # a shard that was sealed meanwhile is reported, however we leave
