@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -173,7 +172,11 @@ def test_signal_handlers_stay_as_they_are(harness: Harness) -> None:
 
 def test_a_schema_that_cannot_be_constrained_is_a_spec_error(harness: Harness) -> None:
     """An impossible schema fails before any record is spent on it."""
-    impossible = {"type": "object", "properties": {"code": {"type": "string", "pattern": "(?=a)b"}}, "required": ["code"]}
+    impossible = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "pattern": "(?=a)b"}},
+        "required": ["code"],
+    }
     with pytest.raises(SpecError, match="schema"):
         harness.another_engine(json_schema=impossible).start(START_DEADLINE_S)
 

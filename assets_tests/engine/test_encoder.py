@@ -85,9 +85,7 @@ def test_control_tokens_in_a_record_are_plain_text(
 def test_chat_uses_the_models_template(encoders: dict[PromptFormat, TokenizerEncoder]) -> None:
     """The instruction is the system message, the record the user's, and the model speaks next."""
     assert decode(encoders["chat"].encode("my record")) == (
-        "<|im_start|>system\nAnswer in JSON.<|im_end|>\n"
-        "<|im_start|>user\nmy record<|im_end|>\n"
-        "<|im_start|>assistant\n"
+        "<|im_start|>system\nAnswer in JSON.<|im_end|>\n<|im_start|>user\nmy record<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
