@@ -41,7 +41,10 @@ SPEC_MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda a: a.update(engine={"kind": "vllm", "script": "s.yaml"}),
         "script is for engine kind 'scripted' only",
     ),
-    "no such prompt": (lambda a: a.update(prompt={"file": "other.md"}), r"key 'prompt.file': found 'other.md', but there is no"),
+    "no such prompt": (
+        lambda a: a.update(prompt={"file": "other.md"}),
+        r"key 'prompt.file': found 'other.md', but there is no",
+    ),
     "no such script": (
         lambda a: a["engine"].update(script="other.yaml"),
         "key 'engine.script': found 'other.yaml', but there is no file",
@@ -73,7 +76,11 @@ FILE_MISTAKES = {
     "yaml": ("defs.yaml", "type: [", r"defs\.yaml is not valid YAML"),
     "type": ("defs.yaml", "type: other\nattributes: {}", "key 'type': found 'other'; it must be batch_assets.assets"),
     "top level": ("defs.yaml", "type: x\nattribute: {}", "unknown key 'attribute'; valid keys are type, attributes"),
-    "no attributes": ("defs.yaml", "type: batch_assets.assets.BatchInferenceJob", "key 'attributes' must hold the job's keys"),
+    "no attributes": (
+        "defs.yaml",
+        "type: batch_assets.assets.BatchInferenceJob",
+        "key 'attributes' must hold the job's keys",
+    ),
     "prompt": ("prompt.md", "Sort it. {{ body }}", r"prompt\.md needs exactly one line '<!-- record -->'"),
     "schema syntax": ("output_schema.py", "class Output(", r"output_schema\.py does not load: SyntaxError"),
     "schema model": ("output_schema.py", "x = 1", r"must define one pydantic model named Output; found: none"),
@@ -102,7 +109,10 @@ def test_a_mistake_in_a_file_is_explained(tmp_path: Path, mistake: str) -> None:
     [
         ("{", r"golden\.jsonl, line 1: needs an object with the keys 'record_id' and 'category'"),
         ('{"record_id": "R-1"}', "KeyError"),
-        ('{"record_id": "R-1", "category": "weather"}', "category is 'weather'; valid values are billing, bug, question"),
+        (
+            '{"record_id": "R-1", "category": "weather"}',
+            "category is 'weather'; valid values are billing, bug, question",
+        ),
         ("", "holds no golden label"),
     ],
 )
@@ -142,7 +152,9 @@ def test_the_packaged_job_is_valid() -> None:
 def test_a_template_that_names_no_column_of_the_snapshot_is_refused(home: Home) -> None:
     """The error names the prompt file, the column and the columns there are; nothing is pinned."""
     make_job(home.jobs, prompt=PROMPT.replace("body", "text"))
-    with pytest.raises(SpecError, match=r"prompt\.md: the record template names column 'text'.*Its columns are record_id, subj"):
+    with pytest.raises(
+        SpecError, match=r"prompt\.md: the record template names column 'text'.*Its columns are record_id, subj"
+    ):
         home.pinned()
     assert home.deployment.ledger.plans.list() == []
 
@@ -150,7 +162,7 @@ def test_a_template_that_names_no_column_of_the_snapshot_is_refused(home: Home) 
 def test_an_instruction_longer_than_the_cap_is_refused(home: Home) -> None:
     """No record would fit, so nothing is pinned."""
     make_job(home.jobs, decoding={"input_tokens_max": 10})
-    with pytest.raises(SpecError, match="the instruction alone takes"):
+    with pytest.raises(SpecError, match=r"the instruction alone takes"):
         home.pinned()
 
 
@@ -222,7 +234,7 @@ def test_an_edited_version_file_is_refused_everywhere(home: Home) -> None:
     with pytest.raises(VersionError, match="Version files are never edited: change the job folder and pin again"):
         home.pinned()
     path.unlink()
-    with pytest.raises(VersionError, match="is missing. Restore it"):
+    with pytest.raises(VersionError, match=r"is missing\. Restore it"):
         home.deployment.version(registered)
 
 
@@ -242,5 +254,7 @@ def test_null_ids_fail_the_plan_by_row(home: Home) -> None:
     """Every record needs an id; the error says which rows have none."""
     rows = [{"record_id": name, "subject": "s", "body": "b", "record_class": "c", "acl": "a"} for name in ("a", None)]
     make_job(home.jobs, records=rows)
-    with pytest.raises(SnapshotError, match=r"1 records have no record id \(record_id is null; rows 1, counted from 0\)"):
+    with pytest.raises(
+        SnapshotError, match=r"1 records have no record id \(record_id is null; rows 1, counted from 0\)"
+    ):
         home.pinned()

@@ -11,7 +11,7 @@ import pytest
 
 from assets_tests.factories import PROMPT, make_job
 from assets_tests.homes import Home
-from batch_assets.errors import GateError, StoreError, VersionError
+from batch_assets.errors import GateError, InputError, StoreError, VersionError
 from batch_assets.operations.check import check
 from batch_assets.operations.export import export
 from batch_assets.operations.publish import publish, refresh_catalog, rollback
@@ -103,7 +103,7 @@ def test_nothing_is_switched_to_files_that_are_gone(home: Home) -> None:
     """A rollback to a version whose files are missing is refused before the pointer moves."""
     first, second = finished(home, "Sort"), finished(home, "Put")
     next((home.deployment.objects.root / "results/tiny" / first.job_version).glob("*.parquet")).unlink()
-    with pytest.raises(StoreError, match="1 files of .* are missing"):
+    with pytest.raises(StoreError, match=r"1 files of .* are missing"):
         rollback(home.deployment, "tiny")
     assert seen_by_readers(home) == second.job_version
 
@@ -163,5 +163,5 @@ def test_export_refuses_what_is_not_there(home: Home, tmp_path: Path) -> None:
     registered = finished(home, "Sort", publish_it=False)
     with pytest.raises(VersionError, match="has nothing published yet"):
         export(home.deployment, "tiny", "csv", tmp_path / "a.csv")
-    with pytest.raises(Exception, match="does not exist. Create it first"):
+    with pytest.raises(InputError, match=r"does not exist\. Create it first"):
         export(home.deployment, registered.job_version, "csv", tmp_path / "no" / "a.csv")

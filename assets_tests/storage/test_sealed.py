@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 
+from assets_tests.ledgers import small_version
 from batch_assets.core.output_schema import SchemaSourceError, enum_fields, load_output_model
+from batch_assets.core.spec import SnapshotSpec
 from batch_assets.errors import StoreError
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.outcomes import StoredResult
 from batch_assets.storage.sealed import Sealer
 from batch_assets.storage.snapshots import SnapshotReader, pin_snapshot
 from batch_assets.storage.typed import UnsupportedType, arrow_fields, arrow_type, to_arrow_value
-from assets_tests.ledgers import small_version
-from batch_assets.core.spec import SnapshotSpec
 
 
 class Mood(Enum):
@@ -52,8 +52,15 @@ def stored(record_id: str, payload: str) -> StoredResult:
 
 
 FULL = Everything(
-    category="a", mood=Mood.CROSS, people=[Person(name="Ann", age=3), Person(name="Bo")], owner=Person(name="Cy"),
-    tags=["x"], score=1.5, count=2, day=datetime.date(2026, 1, 2), ok=True,
+    category="a",
+    mood=Mood.CROSS,
+    people=[Person(name="Ann", age=3), Person(name="Bo")],
+    owner=Person(name="Cy"),
+    tags=["x"],
+    score=1.5,
+    count=2,
+    day=datetime.date(2026, 1, 2),
+    ok=True,
 )
 BARE = Everything(category="b", mood=None, people=[], score=0, count=0, day=datetime.date(2026, 1, 3), ok=False)
 
@@ -136,6 +143,7 @@ def test_a_schema_file_without_a_model_is_refused(source: str, message: str) -> 
 
 def test_the_only_model_or_the_one_named_output_is_taken() -> None:
     """Helpers beside `Output` are fine; enum fields are found through optionals."""
-    source = SOURCE + "class Part(BaseModel):\n    n: int\nclass Output(BaseModel):\n    kind: Literal['x', 'y'] | None\n    parts: list[Part]"
+    part = "class Part(BaseModel):\n    n: int\n"
+    source = SOURCE + part + "class Output(BaseModel):\n    kind: Literal['x', 'y'] | None\n    parts: list[Part]"
     model = load_output_model(source, where="output_schema.py")
     assert (model.__name__, enum_fields(model)) == ("Output", {"kind": ("x", "y")})

@@ -168,6 +168,8 @@ def test_only_long_or_empty_records_are_looked_at(tmp_path: Path, objects: Objec
     pq.write_table(pa.table({"id": list("23456"), "body": bodies}), tmp_path / "b.parquet")
     pin = pin_snapshot(spec("*.parquet", rows=6), tmp_path, objects)
     with scan(SnapshotReader(pin, objects), tmp_path / "scratch") as snapshot:
-        found = list(snapshot.suspicious(columns=["id", "body"], text=["body"], bytes_max=20, control_tokens=["<|end|>"]))
+        found = list(
+            snapshot.suspicious(columns=["id", "body"], text=["body"], bytes_max=20, control_tokens=["<|end|>"])
+        )
     # "é" * 10 has 20 bytes, and its id one more.
     assert [(row, record["id"]) for row, record in found] == [(1, "1"), (2, "2"), (3, "3"), (4, "4"), (5, "5")]

@@ -108,7 +108,7 @@ def test_an_engine_that_keeps_dying_stops_the_worker_and_loses_nothing(home: Hom
     faults = {record_id(7): {"kills_engine": True, "delay_s": 0.2}}
     job = make_job(home.jobs, records=10, shard_size=5, script=script(faults), engine={"restarts_max": 1})
     registered = home.pinned()
-    with pytest.raises(EngineUnavailable, match="engine.restarts_max"):
+    with pytest.raises(EngineUnavailable, match=r"engine\.restarts_max"):
         work(home.deployment, registered)
     state = home.status(registered)
     assert state["shards"]["leased"] == 0

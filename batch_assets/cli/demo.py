@@ -24,7 +24,9 @@ SAMPLE_ROWS = 5
 CELL_CHARS = 60
 
 
-def demo(job: Annotated[str, typer.Argument(help="the job to take all the way")] = "support_tickets") -> int:
+def demo(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="the job to take all the way")] = "support_tickets",
+) -> None:
     """Take a job from its folder to a published table, and say what is happening."""
     here = deployment()
     step(1, "pin: freeze the job folder into a version")
@@ -43,7 +45,8 @@ def demo(job: Annotated[str, typer.Argument(help="the job to take all the way")]
     refused = gate(here, registered)
     step(5, "what there is now")
     summary(here, registered)
-    return 1 if refused else 0
+    if refused:
+        raise typer.Exit(1)
 
 
 def step(number: int, text: str) -> None:

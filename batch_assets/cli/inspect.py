@@ -8,12 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from batch_assets.cli import render
-from batch_assets.cli.common import JsonFlag, deployment
+from batch_assets.cli.common import JsonFlag, VersionArgument, deployment
 from batch_assets.operations.status import status, versions
 
 
 def status_command(
-    version: Annotated[str | None, typer.Argument(help="a version, or a job for its newest; the newest of all")] = None,
+    version: Annotated[
+        str | None,
+        typer.Argument(metavar="VERSION", help="a version, or a job for its newest; the newest of all if left out"),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """How far a version is, how fast it goes, and when it will be done."""
@@ -47,7 +50,8 @@ def print_status(state: dict[str, Any]) -> None:
 
 
 def versions_command(
-    job: Annotated[str | None, typer.Argument(help="only this job's versions")] = None, as_json: JsonFlag = False
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="only this job's versions")] = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """All versions, the newest first."""
     here = deployment()
@@ -78,9 +82,7 @@ def versions_command(
     )
 
 
-def dead_letters_command(
-    version: Annotated[str, typer.Argument(help="a version, or a job for its newest")], as_json: JsonFlag = False
-) -> None:
+def dead_letters_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
     """Records that were given up, with the reason and the last error."""
     here = deployment()
     letters = here.ledger.outcomes.dead_letters(here.resolve(version).job_version)

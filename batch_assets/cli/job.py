@@ -24,7 +24,8 @@ DRAINED = 75  # EX_TEMPFAIL: nothing is wrong, run it again
 
 
 def pin_command(
-    job: Annotated[str, typer.Argument(help="the job's name, as in its defs.yaml")], as_json: JsonFlag = False
+    job: Annotated[str, typer.Argument(metavar="JOB", help="the job's name, as in its defs.yaml")],
+    as_json: JsonFlag = False,
 ) -> None:
     """Freeze a job folder into a version: snapshot, weights, prompt, decoding and output schema."""
     here = deployment()
@@ -111,7 +112,7 @@ def run(here: Deployment, registered: RegisteredVersion) -> bool:
 def work_command(
     version: VersionArgument,
     as_json: JsonFlag = False,
-) -> int:
+) -> None:
     """Work on a version in this process, without Dagster, until no shard is left.
 
     Any number of workers may run at once. SIGTERM and Ctrl-C make it store what is in flight, hand
@@ -135,4 +136,5 @@ def work_command(
             f"{report.results:,} results, {report.dead_letters:,} dead letters, "
             f"{report.duplicates_discarded:,} duplicates discarded, {report.engine_restarts:,} engine restarts"
         )
-    return DRAINED if report.drained else 0
+    if report.drained:
+        raise typer.Exit(DRAINED)

@@ -7,8 +7,8 @@ Exit status: 0 done, 1 refused or failed (a check, a conflict, missing shards), 
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
-import click
 import typer
 from pydantic import ValidationError
 
@@ -40,23 +40,21 @@ app.command("demo")(demo)
 app.command("ui")(ui_command)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line and turn our errors into a sentence and an exit status."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        app()  # answers misuse of the command line itself, with status 2
     except BatchAssetsError as error:
         _complain(str(error), error.exit_status)
     except ValidationError as error:  # a BATCH_ASSETS_ variable with a value that does not fit
         first = error.errors(include_url=False)[0]
         name = "BATCH_ASSETS_" + "_".join(str(part).upper() for part in first["loc"])
         _complain(f"{name}: {first['msg']} (found {first.get('input')!r}).", 2)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         _complain("Stopped.", 130)
+    sys.exit(0)
 
 
-def _complain(text: str, status: int) -> None:
+def _complain(text: str, status: int) -> NoReturn:
     sys.stderr.write(f"batch-assets: {text}\n")
     sys.exit(status)

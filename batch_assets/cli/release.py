@@ -15,7 +15,7 @@ from batch_assets.operations.export import Format, export
 from batch_assets.operations.publish import publish, rollback
 
 
-def check_command(version: VersionArgument, as_json: JsonFlag = False) -> int:
+def check_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
     """Judge a version. Exit status 0 when nothing that blocks has failed, else 1."""
     here = deployment()
     registered = here.resolve(version)
@@ -27,7 +27,8 @@ def check_command(version: VersionArgument, as_json: JsonFlag = False) -> int:
     else:
         render.say(registered.job_version)
         render.verdict_table(verdicts)
-    return 1 if blocked else 0
+    if blocked:
+        raise typer.Exit(1)
 
 
 def publish_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
@@ -43,7 +44,7 @@ def publish_command(version: VersionArgument, as_json: JsonFlag = False) -> None
 
 
 def rollback_command(
-    job: Annotated[str, typer.Argument(help="the job whose readers go back")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="the job whose readers go back")],
     to: Annotated[str | None, typer.Option("--to", metavar="VERSION", help="an earlier published version")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -60,7 +61,9 @@ def rollback_command(
 
 
 def export_command(
-    job_or_version: Annotated[str, typer.Argument(help="a job exports what is published, a version its own results")],
+    job_or_version: Annotated[
+        str, typer.Argument(metavar="JOB_OR_VERSION", help="a job exports what is published, a version its own results")
+    ],
     output: Annotated[Path, typer.Option("--output", help="the file to write")],
     file_format: Annotated[str, typer.Option("--format", help="parquet, csv or jsonl")] = "parquet",
     as_json: JsonFlag = False,

@@ -58,7 +58,8 @@ def versions(deployment: Deployment, job: str | None = None) -> list[dict[str, A
 
 def _shards(registered: RegisteredVersion, progress: Progress) -> dict[str, int]:
     """Shards by state. Before planning there is no shard table yet: all are pending."""
-    return dict(progress.shards) if registered.planned else {**progress.shards, "pending": registered.shards}
+    counts = dict(progress.shards)
+    return counts if any(counts.values()) else {**counts, "pending": registered.shards}
 
 
 def _rounded(value: float | None, digits: int = 2) -> float | None:

@@ -16,7 +16,7 @@ def machine() -> str:
     """This machine since its last boot, seen from this process namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
-        namespace = os.stat("/proc/self/ns/pid").st_ino
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         return f"{socket.gethostname()}:unknown"
     return f"{socket.gethostname()}:{boot}-{namespace}"
