@@ -15,7 +15,7 @@ from batch_assets.operations.jobs import COMPONENT
 
 CATEGORIES = ("billing", "bug", "question")
 
-OUTPUT_SCHEMA = '''\
+OUTPUT_SCHEMA = """\
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -25,7 +25,7 @@ class Output(BaseModel):
     category: Literal["billing", "bug", "question"] = Field(description="what the record is about")
     summary: str = Field(max_length=200, description="one sentence")
     entities: list[str] = Field(max_length=5, description="names and numbers found in the text")
-'''
+"""
 
 PROMPT = """\
 Sort the record into a category, summarize it in one sentence and list its entities.

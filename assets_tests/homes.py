@@ -47,7 +47,9 @@ class Home:
 
     def sealed_rows(self, registered: RegisteredVersion) -> list[dict[str, Any]]:
         """All rows of all sealed files, in shard order."""
-        keys = [row.sealed_key for row in self.deployment.ledger.progress.shards(registered.job_version, state="completed")]
+        keys = [
+            row.sealed_key for row in self.deployment.ledger.progress.shards(registered.job_version, state="completed")
+        ]
         return [row for key in keys for row in pq.read_table(self.deployment.objects.path(str(key))).to_pylist()]
 
 

@@ -70,7 +70,9 @@ def test_heavy_libraries_have_one_place(path: Path) -> None:
     relative = path.relative_to(PACKAGE)
     for name in imports(path):
         places = ONLY_IN.get(name.split(".")[0])
-        assert places is None or relative.as_posix() in places or relative.parts[0] in places, f"{relative} imports {name}"
+        assert places is None or relative.as_posix() in places or relative.parts[0] in places, (
+            f"{relative} imports {name}"
+        )
 
 
 def test_core_is_pure() -> None:

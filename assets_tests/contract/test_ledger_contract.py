@@ -17,7 +17,6 @@ from batch_assets.storage.publications import Publication
 from batch_assets.storage.sealed import SealedFile
 from batch_assets.storage.tables import outcomes, shards
 
-
 # --- planning ------------------------------------------------------------------------------------
 
 
@@ -34,7 +33,10 @@ def test_known_dead_letters_are_planned_into_their_shards(ledger: LedgerUnderTes
     """Records given up in advance are counted in their shard and never wait for an answer."""
     version = small_version(prompt="other")
     ledger.ledger.plans.register(version, file_sha256="g")
-    dead = [(1, failure("1", attempt=1, reason=Reason.INPUT_TOO_LONG)), (8, failure("8", attempt=1, reason=Reason.EMPTY_INPUT))]
+    dead = [
+        (1, failure("1", attempt=1, reason=Reason.INPUT_TOO_LONG)),
+        (8, failure("8", attempt=1, reason=Reason.EMPTY_INPUT)),
+    ]
     assert ledger.ledger.plans.write_plan(version, dead) == 2
     assert [row.dead_letters for row in ledger.ledger.progress.shards(version.id)] == [1, 0, 1]
     assert ledger.ledger.outcomes.settled_ids(version.id, 2) == {"8"}

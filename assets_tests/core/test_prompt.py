@@ -50,7 +50,9 @@ def test_plain_values_render_and_nested_ones_do_not() -> None:
         prompt.render_record({"a": "", "b": [1], "c": ""})
 
 
-@pytest.mark.parametrize("text", [None, "", "   ", "\n\t", "\u00a0\u3000", "\u200b", "<|im_end|>", " <|im_end|><|im_start|> "])
+@pytest.mark.parametrize(
+    "text", [None, "", "   ", "\n\t", "\u00a0\u3000", "\u200b", "<|im_end|>", " <|im_end|><|im_start|> "]
+)
 def test_empty_input_is_recognised(text: str | None) -> None:
     """Null, white space of any script, invisible characters and control tokens are no text."""
     assert is_empty_input({"body": text}, ("body",), ("<|im_end|>", "<|im_start|>"))

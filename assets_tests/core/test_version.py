@@ -28,7 +28,13 @@ def version(**changes: Any) -> JobVersion:
         "job": "tickets",
         "label": "v1",
         "snapshot": SnapshotPin(
-            sources=(SOURCE,), files=(SOURCE,), rows=3, record_id="id", text=("body",), record_class=None, access_labels=()
+            sources=(SOURCE,),
+            files=(SOURCE,),
+            rows=3,
+            record_id="id",
+            text=("body",),
+            record_class=None,
+            access_labels=(),
         ),
         "model": ModelPin(provider="local", name="m", digest="d", files=(), dtype="float32", quantization=None),
         "prompt": PromptPin(text="p", sha256="ps", format="plain", template_sha256="ts"),

@@ -200,6 +200,14 @@ def test_a_scripted_text_is_the_answer(tmp_path: Path) -> None:
     assert (ask(engine, "2").text, ask(engine, "2", 2).finish_reason) == ('{"ca', "length")
 
 
+def test_record_ids_may_stand_at_the_top_level(tmp_path: Path) -> None:
+    """The short form of a script means the same as the long one."""
+    (tmp_path / "script.yaml").write_text("defaults: {delay_s: 0}\nT-1: {error: out of memory}\n17: {delay_s: 1}")
+    script = load_script(tmp_path / "script.yaml")
+    assert script.records["T-1"].error == "out of memory"
+    assert script.records["17"].delay_s == 1
+
+
 def test_a_scripted_error_fails_every_attempt(tmp_path: Path) -> None:
     """`error` is the message of each attempt."""
     engine = start(tmp_path, "records: {T-1: {error: out of memory}}")
@@ -286,6 +294,7 @@ def test_twenty_thousand_records_take_seconds(tmp_path: Path) -> None:
     [
         ("record: {}", r"record is not a known key; valid here are defaults, .*Did you mean records\?"),
         ("defaults: {delay: 1}", r"defaults\.delay is not a known key; valid here are delay_s, start_s.*delay_s\?"),
+        ("default: {delay_s: 1}", r"default is not a known key.*Did you mean defaults\?"),
         ("records: {T-1: {kill_engine: true}}", r"records\.T-1\.kill_engine .*Did you mean kills_engine\?"),
         ("records: {T-1: {delay_s: -1}}", r"records\.T-1\.delay_s: .*greater than or equal to 0, found -1"),
         ("records: {T-1: {text: a, error: b}}", r"records\.T-1: has text and error; only one"),

@@ -124,7 +124,12 @@ def test_schema_finds_a_column_of_another_type(home: Home) -> None:
     """A column that changed its type, or went away, is a violation of the whole file."""
     make_job(home.jobs)
     registered, _ = home.worked()
-    rewrite(home, registered, 0, lambda t: t.set_column(t.schema.get_field_index("_attempt"), "_attempt", pc.cast(t["_attempt"], pa.int64())))
+    rewrite(
+        home,
+        registered,
+        0,
+        lambda t: t.set_column(t.schema.get_field_index("_attempt"), "_attempt", pc.cast(t["_attempt"], pa.int64())),
+    )
     rewrite(home, registered, 1, lambda t: t.drop_columns(["summary"]))
     schema = verdicts_of(home, registered)["schema"]
     assert {"violations: _attempt: type", "violations: summary: type"} <= set(schema.numbers)

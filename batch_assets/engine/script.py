@@ -11,7 +11,8 @@
       T-0012: {kills_engine: true}
       T-0013: {delay_s: 1.5}
 
-Records that are not named are answered at once, after the default delay.
+The line `records:` may be left out and the ids written at the top level. Records that are not named
+are answered at once, after the default delay.
 """
 
 from __future__ import annotations
@@ -93,12 +94,32 @@ def load_script(path: Path | None) -> Script:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError(f"The engine's script {path} is not valid YAML: {error}") from error
     try:
-        script = Script.model_validate({} if content is None else content)
+        script = Script.model_validate({} if content is None else _gather_records(content))
     except ValidationError as error:
         raise SpecError(f"{path}: {_explain(error)}") from error
     if script.requests_log is None:
         return script
     return script.model_copy(update={"requests_log": path.parent / script.requests_log})
+
+
+def _gather_records(content: Any) -> Any:
+    """Short form: record ids may stand at the top level, beside `defaults` and `requests_log`.
+
+    Only what is a behaviour, under a name that is no slip of a known key, is taken for a record.
+    """
+    if not isinstance(content, dict) or not isinstance(content.get("records", {}), dict):
+        return content
+    short = {key: value for key, value in content.items() if _is_record(key, value)}
+    if not short:
+        return content
+    rest = {key: value for key, value in content.items() if key not in short}
+    return {**rest, "records": {**rest.get("records", {}), **short}}
+
+
+def _is_record(key: object, value: object) -> bool:
+    if key in Script.model_fields or difflib.get_close_matches(str(key), list(Script.model_fields), n=1, cutoff=0.8):
+        return False
+    return isinstance(value, dict) and bool(value) and set(value) <= set(Behaviour.model_fields)
 
 
 def _explain(error: ValidationError) -> str:

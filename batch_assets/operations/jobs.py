@@ -87,16 +87,7 @@ def find_job_folders(settings: Settings) -> list[Path]:
 
 def load_jobs(settings: Settings) -> dict[str, Job]:
     """All jobs by name. Raises SpecError for a folder that is not valid, or a name used twice."""
-    jobs: dict[str, Job] = {}
-    for folder in find_job_folders(settings):
-        job = load_job(folder)
-        if job.name in jobs:
-            raise SpecError(
-                f"{folder / SPEC_FILE}: key 'job': {job.name!r} is the name of {jobs[job.name].folder} already; "
-                "give one of them another name."
-            )
-        jobs[job.name] = job
-    return jobs
+    return {name: load_job(folder) for name, folder in job_names(settings).items()}
 
 
 def find_job(settings: Settings, name: str) -> Job:
@@ -110,8 +101,20 @@ def find_job(settings: Settings, name: str) -> Job:
 
 
 def job_names(settings: Settings) -> dict[str, Path]:
-    """The folders by the job name that each claims; nothing else of them is checked."""
-    return {_job_name(folder) or folder.name: folder for folder in find_job_folders(settings)}
+    """The folders by the job name that each claims; nothing else of them is checked.
+
+    Raises SpecError for a name that two folders claim.
+    """
+    folders: dict[str, Path] = {}
+    for folder in find_job_folders(settings):
+        name = _job_name(folder) or folder.name
+        if name in folders:
+            raise SpecError(
+                f"{folder / SPEC_FILE}: key 'job': {name!r} is the name of {folders[name]} already; "
+                "give one of them another name."
+            )
+        folders[name] = folder
+    return folders
 
 
 def load_job(folder: Path) -> Job:
@@ -159,7 +162,10 @@ def job_from_attributes(folder: Path, attributes: object) -> Job:
 
 
 def _job_name(folder: Path) -> str | None:
-    attributes = _read_yaml(folder / SPEC_FILE).get("attributes")
+    try:
+        attributes = _read_yaml(folder / SPEC_FILE).get("attributes")
+    except SpecError:
+        return None  # said when that job itself is asked for; it must not hide the others
     return attributes.get("job") if isinstance(attributes, Mapping) else None
 
 

@@ -1,0 +1,33 @@
+"""Dagster's view of the jobs. Assets name, partition, call and report; the work is done elsewhere.
+
+    component.py        a job folder as a Dagster component
+    job.py              all definitions of one job
+    snapshot.py         materializing it pins the folder as it is now
+    job_version.py      one partitioned asset per version: plan → gpu_worker × N → settle
+    gpu_step.py         one worker inside a step: signals, retries, one materialization per shard
+    checks.py           the gate, as asset checks
+    publication.py      `published`, and the jobs that move the pointer
+    shown.py            which versions are in the graph
+    launch.py, runs.py  Dagster runs started from the command line
+    instance.py         Dagster's own home
+
+`BatchInferenceJob` is loaded on first use: the command line asks this package to start runs in
+other processes, and should not wait for Dagster to print a version.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batch_assets.assets.component import BatchInferenceJob
+
+__all__ = ["BatchInferenceJob"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "BatchInferenceJob":
+        from batch_assets.assets.component import BatchInferenceJob
+
+        return BatchInferenceJob
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,76 @@
+"""The gate as asset checks: one check per verdict, numbers and thresholds as metadata.
+
+The verdicts come from `operations.check`, which also keeps them in the ledger; publishing reads
+them there, so a check run here counts for the command line and the other way round.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import dagster as dg
+
+from batch_assets.assets.failures import as_dagster_failures
+from batch_assets.assets.job_version import node_name, version_key
+from batch_assets.assets.opened import opened
+from batch_assets.assets.texts import metadata_value
+from batch_assets.core.spec import GateSpec
+from batch_assets.core.verdicts import Verdict
+from batch_assets.operations.check import CHECKS, check
+from batch_assets.operations.jobs import Job
+from batch_assets.settings import Settings
+from batch_assets.storage.plans import RegisteredVersion
+
+
+def version_checks(settings: Settings, job: Job, registered: RegisteredVersion) -> dg.AssetChecksDefinition:
+    """The job's checks on one version."""
+    key = version_key(registered)
+    specs = [
+        dg.AssetCheckSpec(name=name, asset=key, description=_purpose(name), blocking=_is_blocking(name, job.spec.gate))
+        for name in job.required_checks
+    ]
+
+    @dg.multi_asset_check(
+        name=f"{node_name(registered)}__checks",
+        specs=specs,
+        can_subset=True,
+        description=f"Judges {registered.job_version} as it is now.",
+    )
+    def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        selected = {one.name for one in context.selected_asset_check_keys}
+        wanted = [name for name in job.required_checks if name in selected]
+        with as_dagster_failures(), opened(settings) as deployment:
+            verdicts = check(deployment, deployment.ledger.plans.get(registered.job_version), only=wanted)
+        for verdict in verdicts:
+            context.log.info(f"{verdict.check}: {'passed' if verdict.passed else 'failed'}: {verdict.summary}")
+            yield _result(key, verdict)
+
+    return checks
+
+
+def _result(key: dg.AssetKey, verdict: Verdict) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=verdict.check,
+        passed=verdict.passed,
+        severity=dg.AssetCheckSeverity.ERROR if verdict.blocking else dg.AssetCheckSeverity.WARN,
+        description=verdict.summary,
+        metadata=_metadata(verdict),
+    )
+
+
+def _metadata(verdict: Verdict) -> Mapping[str, dg.MetadataValue]:
+    return {
+        **{name: metadata_value(value) for name, value in verdict.numbers.items()},
+        **{f"threshold: {name}": metadata_value(value) for name, value in verdict.thresholds.items()},
+        "example_record_ids": metadata_value(list(verdict.example_ids)),
+    }
+
+
+def _purpose(name: str) -> str:
+    """The first paragraph of the check's own documentation."""
+    text = CHECKS[name].__doc__ or name
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _is_blocking(name: str, gate: GateSpec) -> bool:
+    section = {"drift": gate.drift, "evaluation": gate.evaluation, "dead_letters": gate.dead_letters}.get(name)
+    return section is None or section.blocking  # coverage and schema always block

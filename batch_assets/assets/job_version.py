@@ -1,0 +1,184 @@
+"""A job version as a partitioned asset: plan → gpu_worker × N → settle, one partition per shard.
+
+The asset's own output is never emitted. Dagster would record it for every partition of the run's
+range, done or not; instead each shard's materialization is logged the moment it is sealed, and
+stays when the step fails later. `settle` raises when shards of the range are missing, so that the
+run does not look green.
+"""
+
+import warnings
+from collections.abc import Iterator
+
+import dagster as dg
+
+from batch_assets.assets.failures import as_dagster_failures
+from batch_assets.assets.gpu_step import RETRIES_MAX, RETRY_DELAY_S, run_worker
+from batch_assets.assets.opened import opened
+from batch_assets.assets.sealed_shards import known_event
+from batch_assets.assets.snapshot import snapshot_key
+from batch_assets.assets.version_page import VersionPage
+from batch_assets.core.shards import contiguous, partition_key, shard_of_partition
+from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.jobs import Job
+from batch_assets.operations.plan import plan
+from batch_assets.settings import Settings
+from batch_assets.storage.plans import RegisteredVersion
+from batch_assets.storage.progress import ShardRow
+
+NAMED_RANGES_MAX = 10  # of missing shards, in a message
+
+
+def version_key(registered: RegisteredVersion) -> dg.AssetKey:
+    return dg.AssetKey([registered.job, registered.job_version])
+
+
+def node_name(registered: RegisteredVersion) -> str:
+    """Name of the version's graph; its ops and checks begin with it, since op names are global."""
+    return f"{registered.job}__{registered.job_version}"
+
+
+def version_asset(
+    settings: Settings, job: Job, registered: RegisteredVersion, page: VersionPage
+) -> dg.AssetsDefinition:
+    """The asset of one version."""
+    plan_op = _plan_op(settings, job, registered)
+    gpu_worker = _worker_op(settings, registered)
+    settle = _settle_op(settings, registered)
+    out = dg.AssetOut(
+        key=version_key(registered),
+        is_required=False,
+        dagster_type=dg.Nothing,
+        description=page.description,
+        metadata=page.metadata,
+        kinds={page.kind},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)  # BackfillPolicy; pyproject's pin of dagster says why
+
+        @dg.graph_multi_asset(
+            name=node_name(registered),
+            group_name=registered.job,
+            ins={"snapshot": dg.AssetIn(key=snapshot_key(registered.job), dagster_type=dg.Nothing)},
+            outs={"results": out},
+            partitions_def=dg.StaticPartitionsDefinition([partition_key(shard) for shard in range(registered.shards)]),
+            backfill_policy=dg.BackfillPolicy.single_run(),
+            can_subset=False,
+        )
+        def results(snapshot: object) -> dict[str, object]:
+            slots = plan_op.alias("plan")(snapshot)
+            done = slots.map(lambda start: gpu_worker.alias("gpu_worker")(start))
+            return {"results": settle.alias("settle")(done.collect())}
+
+    return results
+
+
+def _plan_op(settings: Settings, job: Job, registered: RegisteredVersion) -> dg.OpDefinition:
+    @dg.op(
+        name=f"{node_name(registered)}__plan",
+        description="Plans the version if that is still to be done, and opens one slot per worker.",
+        ins={"snapshot": dg.In(dg.Nothing)},
+        out=dg.DynamicOut(dg.Nothing),
+    )
+    def plan_op(context: dg.OpExecutionContext) -> Iterator[dg.DynamicOutput[None]]:
+        wanted = _wanted(context)
+        with as_dagster_failures(), opened(settings) as deployment:
+            known = deployment.ledger.plans.get(registered.job_version)
+            plan(deployment, known)
+            done = [shard for shard in _shards(deployment, registered, wanted) if shard.state == "completed"]
+            for shard in done:
+                context.log_event(known_event(version_key(registered), deployment.objects, shard, reused=True))
+            outstanding = deployment.ledger.leases.outstanding(registered.job_version, wanted)
+        workers = min(job.spec.workers, outstanding)
+        context.log.info(f"{outstanding:,} shards to do, {len(done):,} completed before; {workers} workers.")
+        for slot in range(workers):
+            yield dg.DynamicOutput(None, mapping_key=f"w{slot}")
+
+    return plan_op
+
+
+def _worker_op(settings: Settings, registered: RegisteredVersion) -> dg.OpDefinition:
+    @dg.op(
+        name=f"{node_name(registered)}__gpu_worker",
+        description="One warm engine: leases shards of the run's range until none is left.",
+        ins={"start": dg.In(dg.Nothing)},
+        out=dg.Out(dg.Nothing),
+        retry_policy=dg.RetryPolicy(max_retries=RETRIES_MAX, delay=RETRY_DELAY_S),
+        pool="gpu",  # unlimited until somebody sets a limit; keeps two runs off one GPU
+    )
+    def gpu_worker(context: dg.OpExecutionContext) -> None:
+        run_worker(
+            context,
+            settings,
+            key=version_key(registered),
+            job_version=registered.job_version,
+            wanted=_wanted(context),
+        )
+
+    return gpu_worker
+
+
+def _settle_op(settings: Settings, registered: RegisteredVersion) -> dg.OpDefinition:
+    @dg.op(
+        name=f"{node_name(registered)}__settle",
+        description="Reports completed shards that nobody reported, and fails the run when shards are missing.",
+        ins={"done": dg.In(dg.Nothing)},
+        out=dg.Out(dg.Nothing, is_required=False),
+    )
+    def settle(context: dg.OpExecutionContext) -> Iterator[None]:
+        wanted = _wanted(context)
+        with as_dagster_failures(), opened(settings) as deployment:
+            reported = _reported(context, version_key(registered))
+            missing = []
+            for shard in _shards(deployment, registered, wanted):
+                if shard.state != "completed":
+                    missing.append(shard)
+                elif partition_key(shard.shard) not in reported:
+                    # Sealed by a worker that was killed before it could say so, or outside this run.
+                    context.log_event(known_event(version_key(registered), deployment.objects, shard, reused=False))
+        if missing:
+            raise dg.Failure(description=_describe_missing(registered, missing, len(wanted)), allow_retries=False)
+        yield from ()
+
+    return settle
+
+
+def _wanted(context: dg.OpExecutionContext) -> range:
+    """The shards of this run: Dagster's single-run backfills cover one contiguous range."""
+    if not context.has_partition_key_range and not context.has_partition_key:
+        raise dg.Failure(
+            description="This run names no partitions. Choose the shards to run under 'Materialize'.",
+            allow_retries=False,
+        )
+    keys = context.partition_keys
+    return range(shard_of_partition(keys[0]), shard_of_partition(keys[-1]) + 1)
+
+
+def _shards(deployment: Deployment, registered: RegisteredVersion, wanted: range) -> list[ShardRow]:
+    return [shard for shard in deployment.ledger.progress.shards(registered.job_version) if shard.shard in wanted]
+
+
+def _reported(context: dg.OpExecutionContext, key: dg.AssetKey) -> set[str]:
+    """The partitions materialized by this run and the runs that it re-executes."""
+    reported: set[str] = set()
+    run = context.instance.get_run_by_id(context.run_id)
+    while run is not None:
+        events = context.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
+        for event in (entry.asset_materialization for entry in events):
+            if event is not None and event.asset_key == key and event.partition is not None:
+                reported.add(event.partition)
+        run = context.instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
+    return reported
+
+
+def _describe_missing(registered: RegisteredVersion, missing: list[ShardRow], wanted: int) -> str:
+    ranges = list(contiguous([shard.shard for shard in missing]))
+    names = ", ".join(
+        partition_key(first) if first == last else f"{partition_key(first)} to {partition_key(last)}"
+        for first, last in ranges[:NAMED_RANGES_MAX]
+    )
+    more = f" and {len(ranges) - NAMED_RANGES_MAX} more ranges" if len(ranges) > NAMED_RANGES_MAX else ""
+    states = ", ".join(sorted({shard.state for shard in missing}))
+    return (
+        f"{len(missing):,} of {wanted:,} shards of {registered.job_version} are not completed: {names}{more} ({states}). "
+        "What is completed stays and is not computed again; press Re-execute to finish the rest."
+    )

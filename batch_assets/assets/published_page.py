@@ -1,0 +1,69 @@
+"""What the page of `published` shows: rows, columns, lineage, a sample, and the drift picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import dagster as dg
+import duckdb
+
+from batch_assets.assets.drift_picture import drift_picture
+from batch_assets.assets.snapshot import snapshot_key
+from batch_assets.assets.texts import clip
+from batch_assets.core.sql_text import quote_name
+from batch_assets.core.version import JobVersion
+from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.publish import current_verdicts
+from batch_assets.storage.warehouse import open_warehouse
+
+SAMPLE_ROWS = 5
+
+
+def published_metadata(deployment: Deployment, job: str, job_version: str) -> Mapping[str, dg.MetadataValue]:
+    """Read from the catalog that readers open, so that the page shows what they get."""
+    version = deployment.version(deployment.ledger.plans.get(job_version))
+    with open_warehouse(deployment.settings.warehouse) as connection:
+        relation = f"published.{quote_name(job)}"
+        schema = _schema(connection, relation)
+        rows = connection.execute(f"SELECT count(*) FROM {relation}").fetchone()
+        sample = _sample(connection, relation, schema)
+    picture = next(
+        (drift_picture(one) for one in current_verdicts(deployment, job_version) if one.check == "drift"), None
+    )
+    return {
+        "dagster/row_count": dg.MetadataValue.int(rows[0] if rows else 0),
+        "dagster/table_name": dg.MetadataValue.text(f"published.{job}"),
+        "dagster/column_schema": dg.MetadataValue.table_schema(schema),
+        "dagster/column_lineage": dg.MetadataValue.column_lineage(_lineage(version, job, schema)),
+        "sample": sample,
+        **({"drift": picture} if picture is not None else {}),
+    }
+
+
+def _schema(connection: duckdb.DuckDBPyConnection, relation: str) -> dg.TableSchema:
+    described = connection.execute(f"DESCRIBE {relation}").fetchall()
+    return dg.TableSchema(columns=[dg.TableColumn(name=str(row[0]), type=str(row[1])) for row in described])
+
+
+def _sample(connection: duckdb.DuckDBPyConnection, relation: str, schema: dg.TableSchema) -> dg.MetadataValue:
+    names = [column.name for column in schema.columns]
+    rows = connection.execute(f"SELECT * FROM {relation} LIMIT {SAMPLE_ROWS}").fetchall()
+    records = [dg.TableRecord(dict(zip(names, map(clip, row), strict=True))) for row in rows]
+    columns = [dg.TableColumn(name=name, type="string") for name in names]
+    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
+
+
+def _lineage(version: JobVersion, job: str, schema: dg.TableSchema) -> dg.TableColumnLineage:
+    """The record id and the access labels come from the snapshot, everything else from the version."""
+    copied = {version.snapshot.record_id, *version.snapshot.access_labels}
+    results = dg.AssetKey([job, version.id])
+    return dg.TableColumnLineage(
+        deps_by_column={
+            column.name: [
+                dg.TableColumnDep(
+                    asset_key=snapshot_key(job) if column.name in copied else results, column_name=column.name
+                )
+            ]
+            for column in schema.columns
+        }
+    )

@@ -1,0 +1,69 @@
+"""The snapshot asset: materializing it pins the job folder as it is now, and plans the version."""
+
+from collections.abc import Mapping
+
+import dagster as dg
+
+from batch_assets.assets.failures import as_dagster_failures
+from batch_assets.assets.opened import opened
+from batch_assets.assets.texts import clip, metadata_value
+from batch_assets.operations.jobs import Job
+from batch_assets.operations.pin import Pinned, pin
+from batch_assets.operations.plan import Plan, plan
+from batch_assets.settings import Settings
+
+FILES_LISTED = 20
+
+
+def snapshot_key(job: str) -> dg.AssetKey:
+    return dg.AssetKey([job, "snapshot"])
+
+
+def snapshot_asset(settings: Settings, job: Job) -> dg.AssetsDefinition:
+    """The job's input as it was last pinned."""
+    name = job.name
+
+    @dg.asset(
+        key=snapshot_key(name),
+        group_name=name,
+        kinds={"parquet"},
+        description=(
+            f"The records of {name}: {job.spec.snapshot.path} in {job.folder}.\n\n"
+            "Materializing pins the job folder as it is now (snapshot, model, prompt, decoding, output schema) and "
+            "plans its shards. When something of it has changed, that is a new job version; it appears in the graph "
+            "after **Reload definitions**."
+        ),
+    )
+    def snapshot(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        with as_dagster_failures(), opened(settings) as deployment:
+            pinned = pin(deployment, deployment.job(name))
+            planned = plan(deployment, deployment.ledger.plans.get(pinned.job_version))
+        if pinned.is_new:
+            context.log.info(f"New version {pinned.job_version}; press 'Reload definitions' to see it in the graph.")
+        else:
+            context.log.info(f"Nothing that decides an answer has changed: {pinned.job_version} stands.")
+        for note in pinned.notes:
+            context.log.info(f"Note: {note}.")
+        return dg.MaterializeResult(metadata=_metadata(pinned, planned))
+
+    return snapshot
+
+
+def _metadata(pinned: Pinned, planned: Plan) -> Mapping[str, dg.MetadataValue]:
+    version = pinned.version
+    files = [
+        dg.TableRecord({"file": clip(pin.key), "rows": pin.rows, "bytes": pin.size, "sha256": pin.sha256})
+        for pin in version.snapshot.sources[:FILES_LISTED]
+    ]
+    return {
+        "version": metadata_value(pinned.job_version),
+        "is_new": metadata_value(pinned.is_new),
+        "dagster/row_count": metadata_value(version.records),
+        "shards": metadata_value(version.shards),
+        "dead_letters_known_in_advance": metadata_value(planned.dead_letters),
+        "notes": metadata_value(list(pinned.notes)),
+        "model": metadata_value(version.model.name),
+        "model_digest": metadata_value(version.model.digest),
+        "files": metadata_value(len(version.snapshot.sources)),
+        "first_files": dg.MetadataValue.table(files),
+    }
