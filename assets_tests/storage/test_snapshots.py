@@ -91,6 +91,9 @@ BROKEN = {
     "f.parquet": ("PAR1 not really", "is not a readable Parquet file"),
     "g.txt": ("id", "Set snapshot.format"),
     "h.jsonl": ("\n", "has no rows"),
+    "i.jsonl": ('{"id": "1", "body": "a"}\n{"id": "2", "body": "\\ud800"}\n', r"i\.jsonl, line 2: the value of 'body'"),
+    "j.jsonl": ('{"id": 1, "body": "a"}\n{"id": 99999999999999999999, "body": "b"}\n', r"line 2: the value of 'id'"),
+    "k.jsonl": ('{"id": "1", "body": "a", "file_row_number": 1}\n', "cannot be named 'file_row_number'"),
 }
 
 
@@ -134,6 +137,18 @@ def test_a_record_id_must_be_text_or_integer(tmp_path: Path, objects: Objects) -
     pq.write_table(pa.table({"id": [1.0], "body": ["a"]}), tmp_path / "a.parquet")
     with pytest.raises(SnapshotError, match="must be a string or an integer"):
         pin_snapshot(spec("a.parquet"), tmp_path, objects)
+
+
+def test_files_with_different_columns_are_refused(tmp_path: Path, objects: Objects) -> None:
+    """Both files, the column and both types are named; dictionary encoding is no difference."""
+    table = pa.table({"id": ["a"], "body": ["x"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(table.set_column(0, "id", pa.array(["b"]).dictionary_encode()), tmp_path / "b.parquet")
+    reader = SnapshotReader(pin_snapshot(spec("*.parquet"), tmp_path, objects), objects)
+    assert [row["id"] for row in reader.read(range(2), ["id"])] == ["a", "b"]
+    pq.write_table(pa.table({"id": ["c"], "body": [1]}), tmp_path / "c.parquet")
+    with pytest.raises(SnapshotError, match=r"differ in column 'body': string in .*a\.parquet, int64 in .*c\.parquet"):
+        pin_snapshot(spec("*.parquet"), tmp_path, objects)
 
 
 def test_a_file_that_changed_after_pinning_is_noticed(tmp_path: Path, objects: Objects) -> None:

@@ -29,6 +29,9 @@ from batch_assets.worker.loop import ShardStats, WorkerReport
 RETRIES_MAX = 50
 RETRY_DELAY_S = 1.0
 ASK_DAGSTER_EVERY_S = 10.0  # how soon a worker notices that its run was terminated in the UI
+_STOPPED_TEXT = (
+    "The run was told to stop. Its results are stored and its shards handed back; press Re-execute to go on."
+)
 _STOPPED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
 
 
@@ -37,8 +40,9 @@ def run_worker(
 ) -> None:
     """Work on the wanted shards until none is left.
 
-    Raises dg.Failure for what a retry cannot mend, dg.RetryRequested when this process alone was
-    told to go, and DagsterExecutionInterruptedError when the whole run is ending.
+    Raises dg.RetryRequested when this process alone was told to go, and dg.Failure for what a retry
+    cannot mend, the end of the whole run among them. (Dagster would answer an interruption with the
+    step's retry policy: in this process, work would simply begin again.)
     """
 
     def on_sealed(event: ShardSealed, stats: ShardStats) -> None:
@@ -51,7 +55,7 @@ def run_worker(
     _log_report(context, report)
     if report.drained:
         if should_stop.run_is_ending(settings):
-            raise dg.DagsterExecutionInterruptedError
+            raise dg.Failure(description=_STOPPED_TEXT, allow_retries=False)
         raise dg.RetryRequested(max_retries=RETRIES_MAX, seconds_to_wait=RETRY_DELAY_S)
 
 

@@ -71,7 +71,7 @@ def _known_dead(version: JobVersion, snapshot: SnapshotScan, preparer: RecordPre
         control_tokens=preparer.encoder.control_tokens,
     )
     for row, record in records:
-        prepared = preparer.prepare(0, str(record[pin.record_id]), record, attempt=1)
+        prepared = preparer.prepare(0, str(record[pin.record_id]), record, attempt=0)
         if isinstance(prepared, Failure):
             yield row, prepared
 

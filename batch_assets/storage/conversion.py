@@ -39,7 +39,7 @@ def convert(path: Path, file_format: str, target: Path, *, rows_max: int | None)
     written = 0
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
         for batch in _batches(path, file_format, rows_max):
-            columns = {field.name: _column(batch, field) for field in schema}
+            columns = {field.name: _column(path, batch, field) for field in schema}
             writer.write_table(pa.table(columns, schema=schema), row_group_size=ROW_GROUP_ROWS)
             written += len(batch)
     return written
@@ -139,11 +139,24 @@ def _batches(path: Path, file_format: str, rows_max: int | None) -> Iterator[lis
         yield batch
 
 
-def _column(batch: list[tuple[int, Row]], field: pa.Field) -> pa.Array:
+def _column(path: Path, batch: list[tuple[int, Row]], field: pa.Field) -> pa.Array:
     values = [row.get(field.name) for _, row in batch]
     if field.type == pa.string():
         values = [v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
     try:
         return pa.array(values, type=field.type)
-    except (pa.ArrowInvalid, OverflowError) as error:
-        raise SnapshotError(f"Column {field.name!r}, near line {batch[0][0]}: {error}") from error
+    except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
+        raise SnapshotError(_first_bad_value(path, batch, values, field)) from None
+
+
+def _first_bad_value(path: Path, batch: list[tuple[int, Row]], values: list[Any], field: Any) -> str:
+    """Which line holds the value that Arrow refused: a number beyond 64 bits, half of a surrogate pair."""
+    for (number, _), value in zip(batch, values, strict=True):
+        try:
+            pa.array([value], type=field.type)
+        except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
+            return (
+                f"{path}, line {number}: the value of {field.name!r} cannot be stored as {field.type} ({error}). "
+                "The snapshot was not pinned; repair that line."
+            )
+    return f"{path}: the values of {field.name!r} near line {batch[0][0]} cannot be stored as {field.type}."

@@ -7,6 +7,7 @@ was lost, so the object is read back and compared before it is believed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
@@ -35,6 +36,17 @@ class Objects:
             return self.get(key) == data
         _make_durable(self.path(key))
         return True
+
+    def put_file_if_absent(self, key: str, file: Path) -> None:
+        """Store a file of any size durably, unless there is an object already.
+
+        `file` must lie on the store's disk: it is linked into place, which only one writer can do.
+        """
+        target = self.path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.link(file, target)
+        _make_durable(target)
 
     def replace(self, key: str, data: bytes) -> None:
         """Overwrite a derived object in one step. Nothing that is a truth of its own goes here."""

@@ -51,7 +51,7 @@ def scan(reader: SnapshotReader, scratch: Path) -> Iterator[SnapshotScan]:
 
 
 def create_snapshot_view(connection: duckdb.DuckDBPyConnection, reader: SnapshotReader) -> None:
-    """View `snapshot`: the pinned rows, each with its number as `_row`."""
+    """View `snapshot`: the pinned rows, each with its number as `__row`."""
     first, left, places = 0, reader.snapshot.rows, []
     for pin, path in zip(reader.snapshot.files, reader.paths, strict=True):
         places.append(f"({quote_text(str(path))}, {first}, {min(pin.rows, left)})")
@@ -60,9 +60,9 @@ def create_snapshot_view(connection: duckdb.DuckDBPyConnection, reader: Snapshot
     connection.execute(
         f"""
         CREATE VIEW snapshot AS
-        SELECT file.* EXCLUDE (file_row_number, filename), place.first + file.file_row_number AS _row
-        FROM read_parquet([{files}], filename = true, file_row_number = true) AS file
-        JOIN (VALUES {", ".join(places)}) AS place(filename, first, taken) ON place.filename = file.filename
+        SELECT file.* EXCLUDE (file_row_number, __file), place.first + file.file_row_number AS __row
+        FROM read_parquet([{files}], filename = '__file', file_row_number = true) AS file
+        JOIN (VALUES {", ".join(places)}) AS place(path, first, taken) ON place.path = file.__file
         WHERE file.file_row_number < place.taken
         """
     )
@@ -80,12 +80,12 @@ class SnapshotScan:
         """Null ids, and ids that occur more than once."""
         nulls = self._connection.execute(f"SELECT count(*) FROM snapshot WHERE {self._id} IS NULL").fetchone()
         null_rows = self._connection.execute(
-            f"SELECT _row FROM snapshot WHERE {self._id} IS NULL ORDER BY _row LIMIT {EXAMPLES}"
+            f"SELECT __row FROM snapshot WHERE {self._id} IS NULL ORDER BY __row LIMIT {EXAMPLES}"
         ).fetchall()
         self._connection.execute(
             f"""
             CREATE TEMP TABLE doubled AS
-            SELECT {self._id}::VARCHAR AS id, min(_row) AS first_row, max(_row) AS last_row
+            SELECT {self._id}::VARCHAR AS id, min(__row) AS first_row, max(__row) AS last_row
             FROM snapshot WHERE {self._id} IS NOT NULL GROUP BY {self._id} HAVING count(*) > 1
             """
         )
@@ -113,11 +113,11 @@ class SnapshotScan:
         )
         names = ", ".join(quote_name(name) for name in dict.fromkeys(columns))
         reader: Any = self._connection.sql(
-            f"SELECT _row, {names} FROM snapshot WHERE ({size}) > {bytes_max} OR ({empty}) ORDER BY _row"
+            f"SELECT __row, {names} FROM snapshot WHERE ({size}) > {bytes_max} OR ({empty}) ORDER BY __row"
         ).to_arrow_reader(_BATCH_ROWS)
         for batch in reader:
             for record in batch.to_pylist():
-                yield record.pop("_row"), record
+                yield record.pop("__row"), record
 
     def _bytes_of(self, name: str) -> str:
         kind = self._schema.field(name).type

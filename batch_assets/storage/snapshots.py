@@ -20,6 +20,7 @@ from batch_assets.core.version import FilePin, SnapshotPin
 from batch_assets.errors import SnapshotError
 from batch_assets.storage.conversion import convert
 from batch_assets.storage.objects import Objects, sha256_of
+from batch_assets.storage.snapshot_columns import check_columns, check_same_columns, open_parquet, plain_type
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 READ_BATCH_ROWS = 512
@@ -37,7 +38,7 @@ def pin_snapshot(spec: SnapshotSpec, folder: Path, objects: Objects) -> Snapshot
     for path in paths:
         if left == 0:
             break
-        pins = _pin_file(path, file_format(path, spec), objects, left)
+        pins = _pin_file(path, spec, objects, left)
         if pins is None:
             continue
         source, pinned = pins
@@ -58,7 +59,7 @@ def pin_snapshot(spec: SnapshotSpec, folder: Path, objects: Objects) -> Snapshot
         record_class=spec.record_class,
         access_labels=spec.access_labels,
     )
-    _check_columns(snapshot, objects, where=str(folder / spec.path))
+    check_same_columns([local_path(pin, objects) for pin in files])
     return snapshot
 
 
@@ -104,11 +105,13 @@ def _visible(path: Path, root: Path) -> bool:
     return not any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
 
 
-def _pin_file(path: Path, kind: str, objects: Objects, rows_max: int | None) -> tuple[FilePin, FilePin] | None:
+def _pin_file(path: Path, spec: SnapshotSpec, objects: Objects, rows_max: int | None) -> tuple[FilePin, FilePin] | None:
     """(the file as given, the file as read); None when a converted file would have no rows."""
-    digest, size = sha256_of(path), path.stat().st_size
+    kind, digest, size = file_format(path, spec), sha256_of(path), path.stat().st_size
     if kind == "parquet":
-        pin = FilePin(key=str(path), size=size, sha256=digest, rows=_parquet(path).metadata.num_rows)
+        file = open_parquet(path)
+        check_columns(file.schema_arrow, spec, where=path)
+        pin = FilePin(key=str(path), size=size, sha256=digest, rows=file.metadata.num_rows)
         return pin, pin
     # The limit is in the key: the same file pinned with another limit is another conversion.
     key = f"snapshots/{digest[:16]}{'' if rows_max is None else f'-{rows_max}'}.parquet"
@@ -117,40 +120,11 @@ def _pin_file(path: Path, kind: str, objects: Objects, rows_max: int | None) -> 
         rows = convert(path, kind, target, rows_max=rows_max)
         if rows == 0:
             return None
-        if not objects.exists(key):
-            objects.put_if_absent(key, target.read_bytes())
+        check_columns(open_parquet(target).schema_arrow, spec, where=path)
+        objects.put_file_if_absent(key, target)
     stored = objects.path(key)
     converted = FilePin(key=key, size=stored.stat().st_size, sha256=sha256_of(stored), rows=rows)
     return FilePin(key=str(path), size=size, sha256=digest, rows=rows), converted
-
-
-def _parquet(path: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise SnapshotError(f"{path} is not a readable Parquet file ({error}). The snapshot was not pinned.") from error
-
-
-def _check_columns(snapshot: SnapshotPin, objects: Objects, *, where: str) -> None:
-    first: pa.Schema | None = None
-    for pin in snapshot.files:
-        schema = _parquet(local_path(pin, objects)).schema_arrow
-        wanted = [snapshot.record_id, *snapshot.text, *snapshot.access_labels]
-        wanted += [snapshot.record_class] if snapshot.record_class else []
-        for name in wanted:
-            if name not in schema.names:
-                raise SnapshotError(
-                    f"{where}: there is no column {name!r} (named under snapshot: in defs.yaml). "
-                    f"The columns are {', '.join(schema.names)}."
-                )
-        id_type = schema.field(snapshot.record_id).type
-        if not (pa.types.is_integer(id_type) or pa.types.is_string(id_type) or pa.types.is_large_string(id_type)):
-            raise SnapshotError(
-                f"{where}: the record id column {snapshot.record_id!r} is {id_type}; it must be a string or an integer."
-            )
-        if first is not None and schema.field(snapshot.record_id).type != first.field(snapshot.record_id).type:
-            raise SnapshotError(f"{where}: the files differ in the type of {snapshot.record_id!r}; make them one type.")
-        first = first or schema
 
 
 class SnapshotReader:
@@ -166,8 +140,9 @@ class SnapshotReader:
         return [local_path(pin, self._objects) for pin in self.snapshot.files]
 
     def schema(self) -> pa.Schema:
-        """The columns of the first file."""
-        return _parquet(self.paths[0]).schema_arrow
+        """The columns, the same in all files; dictionary-encoded ones as their plain type."""
+        fields = open_parquet(self.paths[0]).schema_arrow
+        return pa.schema([field.with_type(plain_type(field.type)) for field in fields])
 
     def verify_files(self) -> None:
         """Compare every file's size and row count with the pin; cheap enough for every worker.
@@ -199,7 +174,7 @@ class SnapshotReader:
                 f"The snapshot file {path} has {path.stat().st_size:,} bytes where {pin.size:,} were pinned. "
                 "It was changed after pinning: restore it, or pin a new version."
             )
-        file = _parquet(path)
+        file = open_parquet(path)
         if file.metadata.num_rows != pin.rows:
             raise SnapshotError(
                 f"The snapshot file {path} has {file.metadata.num_rows:,} rows where {pin.rows:,} were pinned. "

@@ -1,6 +1,6 @@
 """What the checks look at: one read-only DuckDB connection with the version's tables.
 
-    snapshot       the pinned input records, with `_row`
+    snapshot       the pinned input records, with `__row`
     results        the rows of all sealed files, with `_file`
     dead_letters   record_id, shard, reason, error
     baseline       the published version's results (only when there is one with the same category field)

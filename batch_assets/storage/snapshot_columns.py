@@ -1,0 +1,63 @@
+"""The columns of a snapshot: they exist, have usable types, and are the same in all files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batch_assets.core.spec import SnapshotSpec
+from batch_assets.errors import SnapshotError
+
+RESERVED = frozenset({"__row", "__file", "file_row_number"})  # added when the snapshot is scanned
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Open a file's metadata. Raises SnapshotError naming a file that is not Parquet."""
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise SnapshotError(f"{path} is not a readable Parquet file ({error}). The snapshot was not pinned.") from error
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the values: dictionary encoding is a way of storing them."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def check_columns(columns: pa.Schema, spec: SnapshotSpec, *, where: Path) -> None:
+    """The columns that the spec names exist, and the record id is text or an integer."""
+    record_class = [spec.record_class] if spec.record_class else []
+    for name in [spec.record_id, *spec.text, *spec.access_labels, *record_class]:
+        if name not in columns.names:
+            raise SnapshotError(
+                f"{where}: there is no column {name!r} (named under snapshot: in defs.yaml). "
+                f"The columns are {', '.join(columns.names)}."
+            )
+    reserved = sorted(RESERVED & set(columns.names))
+    if reserved:
+        raise SnapshotError(f"{where}: a column cannot be named {reserved[0]!r}; rename it.")
+    id_type = plain_type(columns.field(spec.record_id).type)
+    if not (pa.types.is_integer(id_type) or pa.types.is_string(id_type) or pa.types.is_large_string(id_type)):
+        raise SnapshotError(
+            f"{where}: the record id column {spec.record_id!r} is {id_type}; it must be a string or an integer."
+        )
+
+
+def check_same_columns(paths: Sequence[Path]) -> None:
+    """All files have the same columns and types."""
+    first = _types(paths[0])
+    for path in paths[1:]:
+        other = _types(path)
+        for name in [*first, *other]:
+            if first.get(name) != other.get(name):
+                raise SnapshotError(
+                    f"The snapshot's files differ in column {name!r}: {first.get(name) or 'absent'} in {paths[0]}, "
+                    f"{other.get(name) or 'absent'} in {path}. Make them the same."
+                )
+
+
+def _types(path: Path) -> dict[str, pa.DataType]:
+    return {field.name: plain_type(field.type) for field in open_parquet(path).schema_arrow}
