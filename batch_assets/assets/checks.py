@@ -4,16 +4,15 @@ The verdicts come from `operations.check`, which also keeps them in the ledger; 
 them there, so a check run here counts for the command line and the other way round.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import dagster as dg
 
 from batch_assets.assets.failures import as_dagster_failures
 from batch_assets.assets.job_version import node_name, version_key
 from batch_assets.assets.opened import opened
-from batch_assets.assets.texts import metadata_value
+from batch_assets.assets.verdict_events import check_result
 from batch_assets.core.spec import GateSpec
-from batch_assets.core.verdicts import Verdict
 from batch_assets.operations.check import CHECKS, check
 from batch_assets.operations.jobs import Job
 from batch_assets.settings import Settings
@@ -41,28 +40,9 @@ def version_checks(settings: Settings, job: Job, registered: RegisteredVersion) 
             verdicts = check(deployment, deployment.ledger.plans.get(registered.job_version), only=wanted)
         for verdict in verdicts:
             context.log.info(f"{verdict.check}: {'passed' if verdict.passed else 'failed'}: {verdict.summary}")
-            yield _result(key, verdict)
+            yield check_result(key, verdict)
 
     return checks
-
-
-def _result(key: dg.AssetKey, verdict: Verdict) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(
-        asset_key=key,
-        check_name=verdict.check,
-        passed=verdict.passed,
-        severity=dg.AssetCheckSeverity.ERROR if verdict.blocking else dg.AssetCheckSeverity.WARN,
-        description=verdict.summary,
-        metadata=_metadata(verdict),
-    )
-
-
-def _metadata(verdict: Verdict) -> Mapping[str, dg.MetadataValue]:
-    return {
-        **{name: metadata_value(value) for name, value in verdict.numbers.items()},
-        **{f"threshold: {name}": metadata_value(value) for name, value in verdict.thresholds.items()},
-        "example_record_ids": metadata_value(list(verdict.example_ids)),
-    }
 
 
 def _purpose(name: str) -> str:

@@ -81,7 +81,7 @@ def stop_notices() -> Iterator[Notices]:
 
     def note(number: int, _frame: object) -> None:
         if notices.any:
-            raise dg.DagsterExecutionInterruptedError
+            raise dg.Failure(description="The run was told to stop twice, and did so at once.", allow_retries=False)
         notices.terminate = number == signal.SIGTERM
         notices.interrupt = number == signal.SIGINT
 

@@ -11,6 +11,9 @@ CONFIG = """\
 # Written once by batch-assets; change it freely.
 telemetry:
   enabled: false
+# No invitation to sign up for something when the UI is opened for the first time.
+nux:
+  enabled: false
 run_monitoring:
   enabled: true
   start_timeout_seconds: 300

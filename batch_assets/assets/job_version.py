@@ -16,11 +16,13 @@ from batch_assets.assets.gpu_step import RETRIES_MAX, RETRY_DELAY_S, run_worker
 from batch_assets.assets.opened import opened
 from batch_assets.assets.sealed_shards import known_event
 from batch_assets.assets.snapshot import snapshot_key
+from batch_assets.assets.verdict_events import standing_evaluation
 from batch_assets.assets.version_page import VersionPage
 from batch_assets.core.shards import contiguous, partition_key, shard_of_partition
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.jobs import Job
 from batch_assets.operations.plan import plan
+from batch_assets.operations.publish import current_verdicts
 from batch_assets.settings import Settings
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.progress import ShardRow
@@ -135,11 +137,30 @@ def _settle_op(settings: Settings, registered: RegisteredVersion) -> dg.OpDefini
                 elif partition_key(shard.shard) not in reported:
                     # Sealed by a worker that was killed before it could say so, or outside this run.
                     context.log_event(known_event(version_key(registered), deployment.objects, shard, reused=False))
+            _log_standing_verdicts(context, deployment, registered)
         if missing:
             raise dg.Failure(description=_describe_missing(registered, missing, len(wanted)), allow_retries=False)
         yield from ()
 
     return settle
+
+
+def _log_standing_verdicts(
+    context: dg.OpExecutionContext, deployment: Deployment, registered: RegisteredVersion
+) -> None:
+    """Repeat the verdicts that hold for the version as it is now.
+
+    A backfill from the UI plans the checks with the shards, and skips them because the output is
+    never emitted. Without this, running a finished version again would show its checks as skipped.
+    """
+    key = version_key(registered)
+    entries = context.instance.all_logs(context.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED)
+    events = [entry.dagster_event for entry in entries if entry.dagster_event is not None]
+    planned = {event.asset_check_planned_data.asset_check_key for event in events}
+    for verdict in current_verdicts(deployment, registered.job_version):
+        if dg.AssetCheckKey(key, verdict.check) in planned:
+            # The annotation forgets this kind of event; the method takes it.
+            context.log_event(standing_evaluation(key, verdict))  # type: ignore[arg-type]
 
 
 def _wanted(context: dg.OpExecutionContext) -> range:

@@ -10,6 +10,7 @@ import duckdb
 from batch_assets.assets.drift_picture import drift_picture
 from batch_assets.assets.snapshot import snapshot_key
 from batch_assets.assets.texts import clip
+from batch_assets.assets.version_page import column_descriptions
 from batch_assets.core.sql_text import quote_name
 from batch_assets.core.version import JobVersion
 from batch_assets.operations.deployment import Deployment
@@ -24,7 +25,7 @@ def published_metadata(deployment: Deployment, job: str, job_version: str) -> Ma
     version = deployment.version(deployment.ledger.plans.get(job_version))
     with open_warehouse(deployment.settings.warehouse) as connection:
         relation = f"published.{quote_name(job)}"
-        schema = _schema(connection, relation)
+        schema = _schema(connection, relation, column_descriptions(deployment, version))
         rows = connection.execute(f"SELECT count(*) FROM {relation}").fetchone()
         sample = _sample(connection, relation, schema)
     picture = next(
@@ -40,9 +41,11 @@ def published_metadata(deployment: Deployment, job: str, job_version: str) -> Ma
     }
 
 
-def _schema(connection: duckdb.DuckDBPyConnection, relation: str) -> dg.TableSchema:
-    described = connection.execute(f"DESCRIBE {relation}").fetchall()
-    return dg.TableSchema(columns=[dg.TableColumn(name=str(row[0]), type=str(row[1])) for row in described])
+def _schema(
+    connection: duckdb.DuckDBPyConnection, relation: str, descriptions: Mapping[str, str | None]
+) -> dg.TableSchema:
+    found = connection.execute(f"DESCRIBE {relation}").fetchall()
+    return dg.TableSchema([dg.TableColumn(str(row[0]), str(row[1]), descriptions.get(str(row[0]))) for row in found])
 
 
 def _sample(connection: duckdb.DuckDBPyConnection, relation: str, schema: dg.TableSchema) -> dg.MetadataValue:

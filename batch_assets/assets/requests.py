@@ -10,6 +10,7 @@ from batch_assets.assets.job_version import version_key
 from batch_assets.assets.opened import opened
 from batch_assets.assets.publication import gate_job_name, published_key
 from batch_assets.assets.runs import RunLauncher, RunRequest
+from batch_assets.assets.snapshot import report_snapshot
 from batch_assets.core.shards import partition_key
 from batch_assets.errors import VersionError
 from batch_assets.operations.deployment import Deployment
@@ -30,7 +31,9 @@ def execute_request(
     with opened(settings) as deployment:
         registered = deployment.resolve(version)
         requests = _requests(deployment, registered, what, shards)
+        pinned = deployment.version(registered)
     with dg.DagsterInstance.get() as instance:
+        report_snapshot(instance, pinned)
         launcher = RunLauncher(instance)
         if on_launcher is not None:
             on_launcher(launcher.stop)

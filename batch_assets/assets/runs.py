@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,8 @@ MODULE, ATTRIBUTE = "batch_assets.definitions", "defs"
 LOCATION = "batch_assets"  # as in workspace.yaml
 REPOSITORY = "__repository__"  # Dagster's name for a code location's only repository
 ASSET_JOB = "__ASSET_JOB"  # Dagster's job for whatever assets are selected
-LAUNCHER_TAG = "batch_assets/launcher"  # which process drives the run
+# RUN_ID@PROCESS: which process drives the run. Its prefix keeps it out of the UI's lists.
+LAUNCHER_TAG = ".dagster/batch_assets_launcher"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +93,9 @@ def end_forgotten_runs(instance: dg.DagsterInstance) -> None:
     """Close runs whose process on this machine was killed; nobody else would, and they look alive."""
     active = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING]
     for run in instance.get_runs(dg.RunsFilter(statuses=active)):
-        launcher = run.tags.get(LAUNCHER_TAG)
-        if launcher is not None and is_dead_local_owner(launcher):
+        driven, _, process = run.tags.get(LAUNCHER_TAG, "").partition("@")
+        # A re-execution inherits the tag of the run before it, which speaks of another process.
+        if driven == run.run_id and is_dead_local_owner(process):
             instance.report_run_failed(run, "The process that drove this run was killed. Press Re-execute to go on.")
 
 
@@ -108,10 +111,10 @@ def _reconstructable(request: RunRequest) -> ReconstructableJob:
 
 
 def _create_run(instance: dg.DagsterInstance, job: ReconstructableJob, request: RunRequest) -> dg.DagsterRun:
-    definition = job.get_definition()
+    definition, run_id = job.get_definition(), str(uuid.uuid4())
     tags = {
         **request.tags,
-        LAUNCHER_TAG: owner_name(),
+        LAUNCHER_TAG: f"{run_id}@{owner_name()}",
         ".dagster/repository": f"{REPOSITORY}@{LOCATION}",  # lists the run under its code location
     }
     plan = create_execution_plan(
@@ -123,7 +126,7 @@ def _create_run(instance: dg.DagsterInstance, job: ReconstructableJob, request: 
     )
     return instance.create_run(
         job_name=definition.name,
-        run_id=None,
+        run_id=run_id,
         run_config=request.config,
         status=None,
         tags=tags,

@@ -7,12 +7,15 @@ import dagster as dg
 from batch_assets.assets.failures import as_dagster_failures
 from batch_assets.assets.opened import opened
 from batch_assets.assets.texts import clip, metadata_value
+from batch_assets.core.version import JobVersion
 from batch_assets.operations.jobs import Job
-from batch_assets.operations.pin import Pinned, pin
-from batch_assets.operations.plan import Plan, plan
+from batch_assets.operations.pin import pin
+from batch_assets.operations.plan import plan
 from batch_assets.settings import Settings
 
 FILES_LISTED = 20
+EVENTS_SEARCHED = 50
+VERSION_METADATA = "version"
 
 
 def snapshot_key(job: str) -> dg.AssetKey:
@@ -44,24 +47,38 @@ def snapshot_asset(settings: Settings, job: Job) -> dg.AssetsDefinition:
             context.log.info(f"Nothing that decides an answer has changed: {pinned.job_version} stands.")
         for note in pinned.notes:
             context.log.info(f"Note: {note}.")
-        return dg.MaterializeResult(metadata=_metadata(pinned, planned))
+        return dg.MaterializeResult(
+            metadata={
+                **snapshot_metadata(pinned.version),
+                "is_new": metadata_value(pinned.is_new),
+                "notes": metadata_value(list(pinned.notes)),
+                "dead_letters_known_in_advance": metadata_value(planned.dead_letters),
+            }
+        )
 
     return snapshot
 
 
-def _metadata(pinned: Pinned, planned: Plan) -> Mapping[str, dg.MetadataValue]:
-    version = pinned.version
+def report_snapshot(instance: dg.DagsterInstance, version: JobVersion) -> None:
+    """Tell Dagster of a version that was pinned on the command line, unless it knows."""
+    key = snapshot_key(version.job)
+    for record in instance.fetch_materializations(key, limit=EVENTS_SEARCHED).records:
+        event = record.asset_materialization
+        if event is not None and event.metadata.get(VERSION_METADATA) == metadata_value(version.id):
+            return
+    instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=snapshot_metadata(version)))
+
+
+def snapshot_metadata(version: JobVersion) -> Mapping[str, dg.MetadataValue]:
+    """What was pinned: files, counts, model."""
     files = [
         dg.TableRecord({"file": clip(pin.key), "rows": pin.rows, "bytes": pin.size, "sha256": pin.sha256})
         for pin in version.snapshot.sources[:FILES_LISTED]
     ]
     return {
-        "version": metadata_value(pinned.job_version),
-        "is_new": metadata_value(pinned.is_new),
+        VERSION_METADATA: metadata_value(version.id),
         "dagster/row_count": metadata_value(version.records),
         "shards": metadata_value(version.shards),
-        "dead_letters_known_in_advance": metadata_value(planned.dead_letters),
-        "notes": metadata_value(list(pinned.notes)),
         "model": metadata_value(version.model.name),
         "model_digest": metadata_value(version.model.digest),
         "files": metadata_value(len(version.snapshot.sources)),

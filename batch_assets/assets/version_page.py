@@ -86,6 +86,12 @@ def _columns(deployment: Deployment, version: JobVersion) -> dict[str, dg.TableS
     return {"dagster/column_schema": dg.TableSchema([_column(one, described, roles) for one in sealed])}
 
 
+def column_descriptions(deployment: Deployment, version: JobVersion) -> dict[str, str | None]:
+    """What each column of the version's table means, as far as it is known."""
+    schema = _columns(deployment, version).get("dagster/column_schema")
+    return {column.name: column.description for column in schema.columns} if schema is not None else {}
+
+
 def _described_fields(model: type[BaseModel], record_id: str) -> dict[str, dg.TableColumn]:
     """The schema's fields with pandera's constraints in words."""
     with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,7 @@ from batch_assets.operations.status import status
 from batch_assets.storage.plans import RegisteredVersion
 
 SAMPLE_ROWS = 5
-CELL_CHARS = 60
+CELL_CHARS = 70
 
 
 def demo(
@@ -105,7 +106,13 @@ def sample(here: Deployment, job_version: str) -> None:
 
 
 def _cell(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A value on one line; nested ones as JSON."""
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        text = ", ".join(value)
+    elif isinstance(value, list | dict):
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    else:
+        text = "" if value is None else str(value)
     return text if len(text) <= CELL_CHARS else f"{text[: CELL_CHARS - 1]}…"
 
 

@@ -87,6 +87,8 @@ def _state(deployment: Deployment, registered: RegisteredVersion) -> tuple[int, 
     done = state["results"] + state["dead_letters"]
     if not state["workers"] and state["pending"]:
         return done, "starting the engine"
+    if not state["records_per_s"]:
+        return done, "waiting for the first answers"
     rate = f"{render.count(state['records_per_s'], 2)} records/s"
     return done, f"{rate}, {render.duration(state['eta_s'])} left" if state["pending"] else rate
 

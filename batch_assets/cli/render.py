@@ -17,8 +17,8 @@ from rich.text import Text
 
 from batch_assets.core.verdicts import Verdict
 
-# Without a terminal (a log, a pipe) rich would assume 80 columns and break most lines.
-_WIDTH = None if sys.stdout.isatty() else 110
+# Without a terminal (a log, a pipe) rich would assume 80 columns and break half of the lines.
+_WIDTH = None if sys.stdout.isatty() else 120
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 
 

@@ -1,0 +1,46 @@
+"""A verdict as Dagster keeps it: numbers and thresholds as metadata, ERROR when it blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import dagster as dg
+
+from batch_assets.assets.texts import metadata_value
+from batch_assets.core.verdicts import Verdict
+
+
+def check_result(key: dg.AssetKey, verdict: Verdict) -> dg.AssetCheckResult:
+    """What a check step yields."""
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=verdict.check,
+        passed=verdict.passed,
+        severity=_severity(verdict),
+        description=verdict.summary,
+        metadata=_metadata(verdict),
+    )
+
+
+def standing_evaluation(key: dg.AssetKey, verdict: Verdict) -> dg.AssetCheckEvaluation:
+    """A verdict given before, as an event that any step may log."""
+    return dg.AssetCheckEvaluation(
+        asset_key=key,
+        check_name=verdict.check,
+        passed=verdict.passed,
+        severity=_severity(verdict),
+        description=verdict.summary,
+        metadata=_metadata(verdict),
+    )
+
+
+def _severity(verdict: Verdict) -> dg.AssetCheckSeverity:
+    return dg.AssetCheckSeverity.ERROR if verdict.blocking else dg.AssetCheckSeverity.WARN
+
+
+def _metadata(verdict: Verdict) -> Mapping[str, dg.MetadataValue]:
+    return {
+        **{name: metadata_value(value) for name, value in verdict.numbers.items()},
+        **{f"threshold: {name}": metadata_value(value) for name, value in verdict.thresholds.items()},
+        "example_record_ids": metadata_value(list(verdict.example_ids)),
+    }
