@@ -49,6 +49,8 @@ class Project:
         version: RegisteredVersion,
         shards: tuple[int, int] | None = None,
         checks: Set[dg.AssetCheckKey] = frozenset(),
+        tags: Mapping[str, str] | None = None,
+        run_id: str | None = None,
     ) -> dg.ExecuteInProcessResult:
         """Materialize a range of a version's shards in one run; with `checks`, planned as a backfill plans them."""
         first, last = shards or (0, version.shards - 1)
@@ -57,7 +59,8 @@ class Project:
         return job.get_subset(asset_selection={key}, asset_check_selection=checks).execute_in_process(
             instance=self.instance,
             raise_on_error=False,
-            tags={RANGE_START: partition_key(first), RANGE_END: partition_key(last)},
+            tags={RANGE_START: partition_key(first), RANGE_END: partition_key(last), **(tags or {})},
+            run_id=run_id,
         )
 
     def run_job(self, name: str, *, job: str = "tiny", **keywords: Any) -> dg.ExecuteInProcessResult:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 
 import dagster as dg
+import pytest
 import sqlalchemy as sa
 
 from assets_tests.assets.conftest import Project, plain_metadata
 from assets_tests.factories import record_id, write_script
+from batch_assets.assets import gpu_step
+from batch_assets.assets.runs import LAUNCHER_TAG
 from batch_assets.operations.plan import plan
 from batch_assets.operations.work import work
 from batch_assets.storage.tables import shards
@@ -98,6 +102,17 @@ def test_completed_shards_are_reported_as_reused(project: Project) -> None:
     assert reused == [True, True]
 
 
+def test_the_command_line_repeats_no_events(project: Project) -> None:
+    """A run started there reports only what Dagster does not know, so that finishing a big version starts at once."""
+    project.make_job(records=20, shard_size=5)
+    version = project.pin()
+    assert project.run(version, (0, 1)).success
+    run_id = str(uuid.uuid4())
+    result = project.run(version, run_id=run_id, tags={LAUNCHER_TAG: f"{run_id}@host:boot:1:1"})
+    assert result.success
+    assert project.materialized(version) == ["000000", "000001", "000002", "000003"]
+
+
 def test_a_shard_sealed_outside_of_dagster_is_reported_by_the_run(project: Project) -> None:
     """What another worker completed meanwhile is no gap in Dagster's view."""
     project.make_job(records=10, shard_size=5)
@@ -119,6 +134,24 @@ def test_input_errors_are_not_retried(
     assert not result.success
     assert "record ids are not unique" in failure_text(result)
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
+
+
+def test_an_unexpected_error_is_retried_a_few_times_only(
+    project: Project, failure_text: Callable[[dg.ExecuteInProcessResult], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each retry loads the model anew, so a mistake of ours must not be tried fifty times."""
+    calls: list[object] = []
+
+    def fails(*arguments: object, **_: object) -> None:
+        calls.append(arguments)
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr(gpu_step, "work", fails)
+    project.make_job(records=5)
+    result = project.run(project.pin())
+    assert not result.success
+    assert len(calls) == gpu_step.UNEXPECTED_RETRIES_MAX + 1
+    assert "KeyError: 'no such thing'" in failure_text(result)
 
 
 def test_settle_names_the_missing_shards(

@@ -15,10 +15,11 @@ import dagster as dg
 import pytest
 
 from assets_tests.assets.conftest import Project
-from assets_tests.factories import record_id, write_script
+from assets_tests.factories import PROMPT, record_id, write_script
 from assets_tests.waiting import wait_for
 from batch_assets.assets.instance import dagster_environment, dagster_home
 from batch_assets.assets.launch import RunFailed, launch_checks, launch_gate, launch_publish
+from batch_assets.assets.requests import execute_request
 from batch_assets.errors import GateError
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.worker.identity import pid_of
@@ -207,6 +208,26 @@ def test_checks_and_publication_run_in_dagster_and_answer_in_ours(
     launch_publish(project.deployment, version)
     assert project.deployment.ledger.publications.current("tiny") == version.job_version
     assert stored_instance.fetch_materializations(dg.AssetKey(["tiny", "published"]), limit=5).records
+
+
+def test_an_older_version_goes_through_its_own_checks(
+    project: Project, stored_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate's job is of the newest version; any other is checked and published in two runs."""
+    monkeypatch.setenv("DAGSTER_HOME", str(dagster_home(project.settings)))
+    project.make_job(records=10, shard_size=5)
+    older = project.pin()
+    project.make_job(records=10, shard_size=5, prompt=PROMPT.replace("Sort", "Put"))
+    newer = project.pin()
+    assert execute_request(project.settings, older.job_version, "shards", None, None) is None
+    assert execute_request(project.settings, older.job_version, "gate", None, None) is None
+    assert project.deployment.ledger.publications.current("tiny") == older.job_version
+    problem = execute_request(project.settings, newer.job_version, "gate", None, None)
+    assert problem is not None
+    assert "coverage" in problem
+    assert project.deployment.ledger.publications.current("tiny") == older.job_version
+    snapshots = stored_instance.fetch_materializations(dg.AssetKey(["tiny", "snapshot"]), limit=5).records
+    assert len(snapshots) == 2
 
 
 def test_a_check_that_cannot_be_made_is_not_a_verdict(project: Project, stored_instance: dg.DagsterInstance) -> None:

@@ -88,7 +88,8 @@ def test_a_run_from_the_command_line_is_re_executed_in_the_ui(site: Site) -> Non
     """It failed half way; the button finishes it without asking for stored records again."""
     asset = site.asset("flaky")
     command = [sys.executable, "-m", "batch_assets.assets.launch", asset[1]]
-    failed = subprocess.run(command, env=dagster_environment(site.settings), capture_output=True, check=False)
+    environment = {**dagster_environment(site.settings), "BATCH_ASSETS_EXECUTOR": "in_process"}
+    failed = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert failed.returncode == 1
     assert b"The engine died" in failed.stdout
     before = site.ui.materialized_partitions(asset)[0]

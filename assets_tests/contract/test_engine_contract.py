@@ -184,18 +184,23 @@ def test_a_schema_that_cannot_be_constrained_is_a_spec_error(harness: Harness) -
 STARTER = """
 import sys
 from assets_tests.contract.engines import START_DEADLINE_S, new_engine
+from batch_assets.engine.protocol import EngineRequest
+
 if __name__ == "__main__":
     engine = new_engine("vllm", None)
     engine.start(START_DEADLINE_S)
     print("ready", flush=True)
     sys.stdin.readline()
-    engine.shutdown(deadline_s=5)
+    request = {"request_id": "a", "record_id": "a", "attempt": 1, "prompt_token_ids": (5, 6), "output_tokens_max": 30}
+    engine.submit([EngineRequest(**request)])
+    print("answers", len(engine.poll(1.0)), flush=True)
+    engine.shutdown(deadline_s=2)
 """
 
 
 @pytest.fixture
 def starter(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process of its own that has started an engine, and shuts it down when told."""
+    """A process of its own that has started an engine; when told, it sends one request and shuts down."""
     script = tmp_path / "starter.py"
     script.write_text(STARTER)
     root = Path(__file__).parents[2]
@@ -224,10 +229,12 @@ def test_no_engine_process_outlives_a_killed_worker(starter: subprocess.Popen[st
 
 
 @pytest.mark.engine
-def test_a_worker_exits_after_shutdown(starter: subprocess.Popen[str]) -> None:
-    """Once the engine is shut down nothing keeps the worker's process from exiting."""
+def test_a_hung_engine_does_not_hold_its_worker(starter: subprocess.Popen[str]) -> None:
+    """With the engine's processes frozen poll returns in time, shutdown kills them, and the worker exits."""
     processes = engine_processes(psutil.Process(starter.pid))
-    starter.communicate("stop\n", timeout=20)
-    assert starter.returncode == 0
+    for process in processes:
+        process.suspend()
+    output, _ = starter.communicate("go\n", timeout=20)
+    assert (output, starter.returncode) == ("answers 0\n", 0)
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert alive == []

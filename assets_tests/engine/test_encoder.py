@@ -94,6 +94,21 @@ def test_plain_is_instruction_then_record(encoders: dict[PromptFormat, Tokenizer
     assert decode(encoders["plain"].encode("Ticket: a\nAnswer:")) == "Answer in JSON.\n\nTicket: a\nAnswer:"
 
 
+def test_plain_begins_as_the_tokenizer_would(tokenizer_dir: Path) -> None:
+    """Where the tokenizer puts a start-of-text token before every text, the plain format has it too."""
+    content = json.loads((tokenizer_dir / "tokenizer.json").read_text())
+    start = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [start, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [start, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}},
+    }
+    (tokenizer_dir / "tokenizer.json").write_text(json.dumps(content))
+    encoder = TokenizerEncoder(tokenizer_dir, instruction=INSTRUCTION, prompt_format="plain")
+    assert decode(encoder.encode("my record")) == "<|im_start|>Answer in JSON.\n\nmy record"
+
+
 def test_a_template_without_system_role(tokenizer_dir: Path) -> None:
     """Where the template refuses a system message, the instruction heads the user's."""
     (tokenizer_dir / "chat_template.jinja").write_text(NO_SYSTEM_ROLE)

@@ -20,6 +20,7 @@ import dagster as dg
 from batch_assets.assets.failures import as_dagster_failures
 from batch_assets.assets.opened import opened
 from batch_assets.assets.sealed_shards import sealed_event
+from batch_assets.errors import StoreError
 from batch_assets.operations.work import work
 from batch_assets.settings import Settings
 from batch_assets.worker.committer import ShardSealed
@@ -28,6 +29,7 @@ from batch_assets.worker.loop import ShardStats, WorkerReport
 # Each preemption or crash of a worker costs one retry, and there may be many in a run of hours.
 RETRIES_MAX = 50
 RETRY_DELAY_S = 1.0
+UNEXPECTED_RETRIES_MAX = 3  # an error that we have no word for may pass, or be a mistake of ours
 ASK_DAGSTER_EVERY_S = 10.0  # how soon a worker notices that its run was terminated in the UI
 _STOPPED_TEXT = (
     "The run was told to stop. Its results are stored and its shards handed back; press Re-execute to go on."
@@ -48,7 +50,7 @@ def run_worker(
     def on_sealed(event: ShardSealed, stats: ShardStats) -> None:
         context.log_event(sealed_event(key, deployment.objects, event, stats))
 
-    with opened(settings) as deployment, stop_notices() as notices, as_dagster_failures():
+    with opened(settings) as deployment, stop_notices() as notices, _bounded(context), as_dagster_failures():
         registered = deployment.ledger.plans.get(job_version)
         should_stop = StopRule(context, notices)
         report = work(deployment, registered, wanted=wanted, on_sealed=on_sealed, should_stop=should_stop)
@@ -57,6 +59,20 @@ def run_worker(
         if should_stop.run_is_ending(settings):
             raise dg.Failure(description=_STOPPED_TEXT, allow_retries=False)
         raise dg.RetryRequested(max_retries=RETRIES_MAX, seconds_to_wait=RETRY_DELAY_S)
+
+
+@contextmanager
+def _bounded(context: dg.OpExecutionContext) -> Iterator[None]:
+    """Keep the many retries for lost processes and stores: each loads the model anew."""
+    try:
+        yield
+    except (dg.Failure, StoreError):
+        raise
+    except Exception as error:
+        if context.retry_number < UNEXPECTED_RETRIES_MAX:
+            raise
+        text = f"The worker failed {UNEXPECTED_RETRIES_MAX + 1} times, last with {type(error).__name__}: {error}"
+        raise dg.Failure(description=text, allow_retries=False) from error
 
 
 @dataclass

@@ -93,10 +93,13 @@ def end_forgotten_runs(instance: dg.DagsterInstance) -> None:
     """Close runs whose process on this machine was killed; nobody else would, and they look alive."""
     active = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING]
     for run in instance.get_runs(dg.RunsFilter(statuses=active)):
-        driven, _, process = run.tags.get(LAUNCHER_TAG, "").partition("@")
-        # A re-execution inherits the tag of the run before it, which speaks of another process.
-        if driven == run.run_id and is_dead_local_owner(process):
+        if is_from_command_line(run) and is_dead_local_owner(run.tags[LAUNCHER_TAG].partition("@")[2]):
             instance.report_run_failed(run, "The process that drove this run was killed. Press Re-execute to go on.")
+
+
+def is_from_command_line(run: dg.DagsterRun) -> bool:
+    """Whether this very run was started here; a re-execution in the UI inherits the tags of the run before."""
+    return run.tags.get(LAUNCHER_TAG, "").startswith(f"{run.run_id}@")
 
 
 def _reconstructable(request: RunRequest) -> ReconstructableJob:

@@ -29,8 +29,8 @@ def sealed_event(key: dg.AssetKey, objects: Objects, event: ShardSealed, stats: 
     )
 
 
-def known_event(key: dg.AssetKey, objects: Objects, shard: ShardRow, *, reused: bool) -> dg.AssetMaterialization:
-    """A completed shard as the ledger tells of it: computed before, or by somebody who could not say so."""
+def reused_event(key: dg.AssetKey, objects: Objects, shard: ShardRow) -> dg.AssetMaterialization:
+    """A completed shard as the ledger tells of it: no worker of this run reported it."""
     return dg.AssetMaterialization(
         asset_key=key,
         partition=partition_key(shard.shard),
@@ -39,6 +39,6 @@ def known_event(key: dg.AssetKey, objects: Objects, shard: ShardRow, *, reused: 
             "dagster/uri": objects.path(str(shard.sealed_key)).as_uri(),
             "dead_letters": shard.dead_letters,
             "attempt": shard.epoch,
-            "reused": reused,
+            "reused": True,
         },
     )

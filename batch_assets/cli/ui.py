@@ -25,5 +25,5 @@ def ui_command(
     render.say(f"Opening http://{host}:{port} (state: {environment['BATCH_ASSETS_HOME']}); Ctrl-C ends it.")
     location = ["-w", str(WORKSPACE)] if WORKSPACE.is_file() else ["-m", "batch_assets.definitions"]
     # The UI takes over this process: its exit status and signals are ours.
-    dagster = [sys.executable, "-m", "dagster", "dev", *location, "--host", host, "--port", str(port)]
+    dagster = [sys.executable, "-W", "ignore", "-m", "dagster", "dev", *location, "--host", host, "--port", str(port)]
     os.execve(sys.executable, dagster, environment)

@@ -103,7 +103,7 @@ def _load_tokenizer(model_dir: Path) -> Any:
 def _frame(tokenizer: Any, instruction: str, prompt_format: PromptFormat, model_dir: Path | str) -> tuple[str, str]:
     """The texts before and after the record: the same for every record of a job."""
     if prompt_format == "plain":
-        return f"{instruction}\n\n", ""
+        return f"{_start_of_text(tokenizer)}{instruction}\n\n", ""
     if not tokenizer.chat_template:
         raise ModelError(
             f"The model in {model_dir} has no chat template, so prompt.format 'chat' cannot be used with it. "
@@ -116,6 +116,12 @@ def _frame(tokenizer: Any, instruction: str, prompt_format: PromptFormat, model_
             "record text cannot be kept apart from it. Set prompt.format to 'plain' or use another template."
         )
     return before, after
+
+
+def _start_of_text(tokenizer: Any) -> str:
+    """The control token that this tokenizer puts before every text, if any. Some models fail without it."""
+    begins = tokenizer("")["input_ids"][:1]
+    return str(tokenizer.bos_token) if begins and begins[0] == tokenizer.bos_token_id else ""
 
 
 def _render_chat(tokenizer: Any, instruction: str) -> str:
