@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,10 +47,10 @@ def cli(home: Path, *arguments: str, expect: int = 0, **environment: str) -> str
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """One run of the demo for all tests here: it takes minutes."""
     home = tmp_path_factory.mktemp("demo") / "home"
-    yield Demo(home, cli(home, "demo"))
+    return Demo(home, cli(home, "demo"))
 
 
 def shape(output: str) -> list[str]:
