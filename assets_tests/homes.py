@@ -18,7 +18,7 @@ from batch_assets.operations.status import status
 from batch_assets.operations.work import work
 from batch_assets.settings import Settings
 from batch_assets.storage.plans import RegisteredVersion
-from batch_assets.worker.loop import WorkerReport
+from batch_assets.worker.report import WorkerReport
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ FILE_MISTAKES = {
         OUTPUT_SCHEMA + "    value: int | str\n",
         r"output_schema\.py: field 'value': .* mixes several types",
     ),
-    "schema clash": ("output_schema.py", OUTPUT_SCHEMA + "    acl: str\n", "field 'acl' has the name of a column"),
+    "schema clash": ("output_schema.py", OUTPUT_SCHEMA + "    acl: str\n", "field 'acl' clashes with the column 'acl'"),
     "encoding": ("prompt.md", b"\xff\xfe", r"prompt\.md is not UTF-8"),
 }
 

@@ -103,7 +103,7 @@ def test_nothing_is_switched_to_files_that_are_gone(home: Home) -> None:
     """A rollback to a version whose files are missing is refused before the pointer moves."""
     first, second = finished(home, "Sort"), finished(home, "Put")
     next((home.deployment.objects.root / "results/tiny" / first.job_version).glob("*.parquet")).unlink()
-    with pytest.raises(StoreError, match=r"1 files of .* are missing"):
+    with pytest.raises(StoreError, match=r"1 files of .* are missing or not as sealed"):
         rollback(home.deployment, "tiny")
     assert seen_by_readers(home) == second.job_version
 

@@ -24,7 +24,7 @@ from batch_assets.errors import StoreError
 from batch_assets.operations.work import work
 from batch_assets.settings import Settings
 from batch_assets.worker.committer import ShardSealed
-from batch_assets.worker.loop import ShardStats, WorkerReport
+from batch_assets.worker.report import ShardStats, WorkerReport
 
 # Each preemption or crash of a worker costs one retry, and there may be many in a run of hours.
 RETRIES_MAX = 50

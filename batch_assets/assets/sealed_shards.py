@@ -8,7 +8,7 @@ from batch_assets.core.shards import partition_key
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.progress import ShardRow
 from batch_assets.worker.committer import ShardSealed
-from batch_assets.worker.loop import ShardStats
+from batch_assets.worker.report import ShardStats
 
 
 def sealed_event(key: dg.AssetKey, objects: Objects, event: ShardSealed, stats: ShardStats) -> dg.AssetMaterialization:

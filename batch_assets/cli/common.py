@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
+from batch_assets.errors import InputError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.settings import Settings
 
@@ -14,5 +16,21 @@ VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="a versi
 
 
 def deployment() -> Deployment:
-    """The home that BATCH_ASSETS_HOME names."""
-    return Deployment(Settings())
+    """The home that BATCH_ASSETS_HOME names.
+
+    Raises InputError when a BATCH_ASSETS_ variable has a value that does not fit, or the home cannot be used.
+    """
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = "BATCH_ASSETS_" + "_".join(str(part).upper() for part in first["loc"])
+        raise InputError(f"{name}: {first['msg']} (found {first.get('input')!r}).") from None
+    try:
+        settings.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"The state cannot be kept in {settings.root} ({error.strerror}). Set BATCH_ASSETS_HOME to a folder "
+            "that can be written."
+        ) from None
+    return Deployment(settings)

@@ -83,7 +83,7 @@ def summary(here: Deployment, registered: RegisteredVersion) -> None:
         ("results", render.count(state["results"])),
         ("dead letters", f"{render.count(state['dead_letters'])} ({render.reasons(state['dead_letters_by_reason'])})"),
         ("records/s", render.count(state["records_per_s"], 2)),
-        ("prefix cache", "–" if prefix is None else f"{prefix:.0%} of prompt tokens"),
+        ("prefix cache", "-" if prefix is None else f"{prefix:.0%} of prompt tokens"),
         ("published", state["published"] or "nothing"),
     ]
     render.table((registered.job, ""), rows)

@@ -97,4 +97,4 @@ def dead_letters_command(version: VersionArgument, as_json: JsonFlag = False) ->
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.0%} of prompt tokens"
+    return "-" if share is None else f"{share:.0%} of prompt tokens"

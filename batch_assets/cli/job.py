@@ -78,6 +78,8 @@ def plan_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
 
 def run_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
     """Run a version through Dagster on this machine until every shard is completed."""
+    if as_json:
+        render.talk_on_stderr()
     here = deployment()
     registered = here.resolve(version)
     run(here, registered)

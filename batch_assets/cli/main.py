@@ -6,11 +6,12 @@ Exit status: 0 done, 1 refused or failed (a check, a conflict, missing shards), 
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import NoReturn
 
+import stamina
 import typer
-from pydantic import ValidationError
 
 from batch_assets.cli import inspect, job, release
 from batch_assets.cli.demo import demo
@@ -42,14 +43,14 @@ app.command("ui")(ui_command)
 
 def main() -> NoReturn:
     """Run the command line and turn our errors into a sentence and an exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no dash must not end a command
     try:
+        stamina.instrumentation.set_on_retry_hooks([])  # the worker says in plain words what it waits for
         app()  # answers misuse of the command line itself, with status 2
     except BatchAssetsError as error:
         _complain(str(error), error.exit_status)
-    except ValidationError as error:  # a BATCH_ASSETS_ variable with a value that does not fit
-        first = error.errors(include_url=False)[0]
-        name = "BATCH_ASSETS_" + "_".join(str(part).upper() for part in first["loc"])
-        _complain(f"{name}: {first['msg']} (found {first.get('input')!r}).", 2)
     except KeyboardInterrupt:
         _complain("Stopped.", 130)
     sys.exit(0)

@@ -22,6 +22,11 @@ _WIDTH = None if sys.stdout.isatty() else 120
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 
 
+def talk_on_stderr() -> None:
+    """From here on only JSON goes to standard output."""
+    console.file = sys.stderr
+
+
 def print_json(value: Any) -> None:
     """Machine-readable output; nothing else goes to standard output with it."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
@@ -59,13 +64,13 @@ def verdict_word(verdict: Verdict) -> str:
 
 def count(number: float | None, digits: int = 0) -> str:
     """A number with thousands separators; a dash for none."""
-    return "–" if number is None else f"{number:,.{digits}f}"
+    return "-" if number is None else f"{number:,.{digits}f}"
 
 
 def duration(seconds: float | None) -> str:
     """Seconds as people say them."""
     if seconds is None:
-        return "–"
+        return "-"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

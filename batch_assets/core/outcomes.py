@@ -40,7 +40,7 @@ class Result:
     """A valid answer, ready to be stored."""
 
     record_id: str
-    payload: str  # the validated answer as canonical JSON
+    payload: str  # the answer's JSON, as the engine wrote it, proved valid
     attempt: int
     finish_reason: str
     prompt_tokens: int

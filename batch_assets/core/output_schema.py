@@ -7,14 +7,15 @@ its schema when the folder has moved on.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 import types
 import typing
 from enum import Enum
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 CLASS_NAME = "Output"
@@ -35,9 +36,12 @@ def load_output_model(source: str, *, where: str) -> type[BaseModel]:
     module.__file__ = where
     sys.modules[name] = module  # pydantic resolves annotations through it
     try:
-        exec(compile(source, where, "exec"), module.__dict__)
-    except Exception as error:
-        raise SchemaSourceError(f"{where} does not load: {type(error).__name__}: {error}") from error
+        # What the file prints must not get into output that a program reads.
+        with contextlib.redirect_stdout(sys.stderr):
+            exec(compile(source, where, "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SchemaSourceError(f"{where} does not load: {problem}") from error
     models = {
         key: value
         for key, value in vars(module).items()
@@ -69,6 +73,17 @@ def enum_values(annotation: Any) -> tuple[str, ...]:
     else:
         return ()
     return tuple(values) if all(isinstance(value, str) for value in values) else ()
+
+
+def field_adapter(info: FieldInfo) -> TypeAdapter[Any]:
+    """Validates one field's value by itself. Its bounds are beside the annotation, not in it."""
+    bounded: Any = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
+    return TypeAdapter(bounded)
+
+
+def plain(value: Any) -> Any:
+    """A value as it stands in a table: an enum's value instead of its member."""
+    return value.value if isinstance(value, Enum) else value
 
 
 def without_none(annotation: Any) -> Any:

@@ -21,7 +21,18 @@ ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 class Strict(BaseModel):
     """Frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_yes_for_a_number(cls, data: Any) -> Any:
+        """YAML's `true` is 1 to Python; a number that was meant is written as one."""
+        if isinstance(data, dict):
+            for key, value in data.items():
+                info = cls.model_fields.get(str(key))
+                if isinstance(value, bool) and info is not None and info.annotation is not bool:
+                    raise ValueError(f"{key} is {str(value).lower()}, which is no value for it")
+        return data
 
 
 class SnapshotSpec(Strict):
@@ -147,6 +158,14 @@ class JobSpec(Strict):
     renew_every_s: float = Field(30, gt=0)
     engine: EngineSpec = EngineSpec()
     gate: GateSpec = GateSpec()
+
+    @field_validator("job")
+    @classmethod
+    def _name_is_free(cls, name: str) -> str:
+        # Beside the table <job> there are the table `history` and the views <job>__history.
+        if name == "history" or "__" in name:
+            raise ValueError("a job cannot be named 'history', nor have '__' in its name: these are used already")
+        return name
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> JobSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,12 @@ def _describe_one(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
         return f"Unknown key {key!r} (found {found}): {hint}Valid keys here are {', '.join(valid)}."
     if detail["type"] == "missing":
         return f"Key {key!r} is missing; it is required."
-    message = str(detail["msg"]).removeprefix("Value error, ")
+    message = _IN_YAML_WORDS.sub("a section of keys", str(detail["msg"]).removeprefix("Value error, "))
+    message = message.replace("a valid tuple", "a list")
     return f"Key {key!r}: {message} (found {found})."
+
+
+_IN_YAML_WORDS = re.compile(r"a valid dictionary or instance of \w+")
 
 
 def _is_union_branch(part: object) -> bool:

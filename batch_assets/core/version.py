@@ -29,6 +29,7 @@ class FilePin(Strict):
     size: int = Field(ge=0, description="bytes")
     sha256: str
     rows: int = Field(0, ge=0)
+    modified_ns: int | None = Field(None, description="when the file was last written; a hint to look closer")
 
 
 class SnapshotPin(Strict):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from batch_assets.core.sql_text import quote_text
 from batch_assets.core.verdicts import Verdict
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.publish import content_digest
+from batch_assets.operations.publish import basis_digest, content_digest
 from batch_assets.operations.work import output_model
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.scan import MEMORY_LIMIT, create_snapshot_view
@@ -45,9 +47,10 @@ def check(deployment: Deployment, registered: RegisteredVersion, only: Sequence[
     job = deployment.job(registered.job)
     names = job.required_checks if only is None else only
     content = content_digest(deployment, registered.job_version)
+    basis = basis_digest(job, deployment.ledger.publications.current(job.name))
     with gather_evidence(deployment, registered) as evidence:
         verdicts = [CHECKS[name](evidence) for name in names]
-    deployment.ledger.publications.record_verdicts(registered.job_version, content, verdicts)
+    deployment.ledger.publications.record_verdicts(registered.job_version, content, basis, verdicts)
     return verdicts
 
 
@@ -86,9 +89,18 @@ def gather_evidence(deployment: Deployment, registered: RegisteredVersion) -> It
 def sealed_shards(deployment: Deployment, job_version: str) -> list[SealedShard]:
     """The version's sealed files as the ledger recorded them."""
     return [
-        SealedShard(path=deployment.objects.path(str(row.sealed_key)), sha256=str(row.sealed_sha256), rows=row.results)
+        SealedShard(path=path, sha256=str(row.sealed_sha256), rows=row.results, is_readable=_is_readable(path))
         for row in deployment.ledger.progress.shards(job_version, state="completed")
+        for path in [deployment.objects.path(str(row.sealed_key))]
     ]
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        return False
+    return True
 
 
 def _pinned_field(field: str | None, model: type[BaseModel]) -> str | None:
@@ -99,7 +111,7 @@ def _pinned_field(field: str | None, model: type[BaseModel]) -> str | None:
 def _create_results(
     connection: duckdb.DuckDBPyConnection, name: str, sealed: Sequence[SealedShard], columns: pa.Schema
 ) -> None:
-    present = ", ".join(quote_text(str(shard.path)) for shard in sealed if shard.path.is_file())
+    present = ", ".join(quote_text(str(shard.path)) for shard in sealed if shard.is_readable)
     if present:
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet([{present}])")
     else:

@@ -61,5 +61,6 @@ class Deployment:
         return self.version_files.read(registered)
 
     def reader(self, version: JobVersion) -> SnapshotReader:
-        """The version's records."""
-        return SnapshotReader(version.snapshot, self.objects)
+        """The version's records, wherever their files are now."""
+        moved = self.ledger.plans.get(version.id).moved_files
+        return SnapshotReader(version.snapshot, self.objects, moved)

@@ -19,6 +19,7 @@ from batch_assets.errors import InputError, VersionError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.publish import sealed_files
 from batch_assets.storage.scan import MEMORY_LIMIT
+from batch_assets.storage.warehouse import readable
 
 Format = Literal["parquet", "csv", "jsonl"]
 
@@ -52,13 +53,15 @@ def export(deployment: Deployment, job_or_version: str, file_format: Format, out
     if target.is_dir():
         raise InputError(f"Cannot write {target}: it is a folder. Name a file with --output.")
     with results_of(deployment, job_version) as connection:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
-            written = Path(scratch) / target.name
-            columns = ", ".join(_column(row, file_format) for row in connection.execute("DESCRIBE results").fetchall())
-            connection.execute(
-                f"COPY (SELECT {columns} FROM results) TO {quote_text(str(written))} ({_COPY_OPTIONS[file_format]})"
-            )
-            written.replace(target)
+        columns = ", ".join(_column(row, file_format) for row in connection.execute("DESCRIBE results").fetchall())
+        try:
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
+                written = Path(scratch) / target.name
+                query = f"COPY (SELECT {columns} FROM results) TO {quote_text(str(written))}"
+                connection.execute(f"{query} ({_COPY_OPTIONS[file_format]})")
+                written.replace(target)
+        except OSError as error:
+            raise InputError(f"Cannot write {target}: {error.strerror}. Choose another place with --output.") from None
         count = connection.execute("SELECT count(*) FROM results").fetchone()
     return Exported(job_version=job_version, rows=count[0] if count else 0, output=target)
 
@@ -85,7 +88,7 @@ def results_of(deployment: Deployment, job_version: str) -> Iterator[duckdb.Duck
     ]
     if not files:
         raise VersionError(f"{job_version} has no sealed shard yet; run `batch-assets run {job_version}` first.")
-    with duckdb.connect() as connection:
+    with duckdb.connect() as connection, readable(f"The files of {job_version}"):
         connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
         connection.execute("SET enable_progress_bar = false")
         connection.execute(f"CREATE VIEW results AS SELECT * FROM read_parquet([{', '.join(files)}])")

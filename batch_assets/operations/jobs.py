@@ -15,11 +15,19 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from batch_assets.core.output_schema import SchemaSourceError, enum_fields, enum_values, load_output_model
+from batch_assets.core.output_schema import (
+    SchemaSourceError,
+    enum_fields,
+    enum_values,
+    field_adapter,
+    load_output_model,
+    plain,
+)
 from batch_assets.core.prompt import PromptError, PromptTemplate, parse_prompt
 from batch_assets.core.spec import JobSpec
 from batch_assets.core.spec_errors import describe
 from batch_assets.errors import SpecError
+from batch_assets.operations.strict_yaml import StrictLoader
 from batch_assets.settings import Settings
 from batch_assets.storage.sealed import RESERVED
 from batch_assets.storage.typed import UnsupportedType, arrow_fields
@@ -166,15 +174,16 @@ def _job_name(folder: Path) -> str | None:
         attributes = _read_yaml(folder / SPEC_FILE).get("attributes")
     except SpecError:
         return None  # said when that job itself is asked for; it must not hide the others
-    return attributes.get("job") if isinstance(attributes, Mapping) else None
+    name = attributes.get("job") if isinstance(attributes, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise SpecError(f"{path} is missing; every job folder needs one.")
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"{path} is missing; every job folder needs one.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        document = yaml.load(_read_text(path), Loader=StrictLoader)
+    except yaml.YAMLError as error:
         raise SpecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(document, dict):
         raise SpecError(f"{path} must hold the keys type and attributes; found {type(document).__name__}.")
@@ -185,10 +194,16 @@ def _read_file(folder: Path, name: str, key: str) -> str:
     path = folder / name
     if not path.is_file():
         raise SpecError(f"{folder / SPEC_FILE}: key {key!r}: found {name!r}, but there is no file {path}.")
+    return _read_text(path)
+
+
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise SpecError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read ({error.strerror}).") from None
 
 
 def _check_schema(job: Job) -> None:
@@ -201,12 +216,20 @@ def _check_schema(job: Job) -> None:
     except Exception as error:  # pydantic raises several kinds for annotations without a JSON schema
         raise SpecError(f"{where}: the model has no JSON schema: {error}") from None
     snapshot = job.spec.snapshot
-    taken = {snapshot.record_id, *snapshot.access_labels, *RESERVED}
-    clash = sorted(taken & set(job.output_model.model_fields))
-    if clash:
-        raise SpecError(
-            f"{where}: field {clash[0]!r} has the name of a column that every result carries already; rename the field."
-        )
+    taken: dict[str, str] = {name.lower(): name for name in RESERVED}
+    for name in (snapshot.record_id, *snapshot.access_labels):
+        if name.lower() in taken:
+            raise SpecError(
+                f"{job.folder / SPEC_FILE}: the snapshot column {name!r} has the name of a column that every result "
+                "carries already; rename it in the snapshot."
+            )
+        taken[name.lower()] = name
+    for name in job.output_model.model_fields:  # SQL does not tell upper from lower case
+        if name.lower() in taken:
+            raise SpecError(
+                f"{where}: field {name!r} clashes with the column {taken[name.lower()]!r} of the same table; rename the field."
+            )
+        taken[name.lower()] = name
 
 
 def _check_gate(job: Job) -> None:
@@ -234,9 +257,11 @@ def _read_golden(path: Path, id_column: str, job: Job) -> dict[str, Any]:
     if not path.is_file():
         raise SpecError(f"{job.folder / SPEC_FILE}: key 'gate.evaluation.golden': there is no file {path}.")
     field = job.evaluated_field or ""
-    allowed = enum_values(job.output_model.model_fields[field].annotation)
+    info = job.output_model.model_fields[field]
+    allowed = enum_values(info.annotation)
+    typed = field_adapter(info)
     labels: dict[str, Any] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -249,7 +274,11 @@ def _read_golden(path: Path, id_column: str, job: Job) -> dict[str, Any]:
             ) from None
         if allowed and label not in allowed:
             raise SpecError(f"{path}, line {number}: {field} is {label!r}; valid values are {', '.join(allowed)}.")
-        labels[record_id] = label
+        try:
+            labels[record_id] = plain(typed.validate_json(json.dumps(label)))
+        except ValidationError as error:
+            message = error.errors(include_url=False)[0]["msg"]
+            raise SpecError(f"{path}, line {number}: {field} is {label!r}: {message}.") from None
     if not labels:
         raise SpecError(f"{path} holds no golden label; add some, or remove gate.evaluation from {SPEC_FILE}.")
     return labels

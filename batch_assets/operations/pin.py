@@ -67,6 +67,12 @@ def pin(deployment: Deployment, job: Job) -> Pinned:
         stands = deployment.version_files.write(version)
         return Pinned(version=stands, job_version=stands.id, is_new=True)
     stands = deployment.version(deployment.ledger.plans.get(known))
+    moved = {
+        now.sha256: now.key
+        for now, then in zip(snapshot.files, stands.snapshot.files, strict=True)
+        if now.sha256 == then.sha256 and now.key != then.key
+    }
+    deployment.ledger.plans.move_files(known, moved)
     return Pinned(version=stands, job_version=known, is_new=False, notes=_notes(job, stands))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +15,13 @@ from batch_assets.core.history import standing_versions
 from batch_assets.core.verdicts import Verdict, refusals
 from batch_assets.errors import GateError, StoreError
 from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.jobs import Job
+from batch_assets.storage.objects import sha256_of
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.publications import Publication
-from batch_assets.storage.warehouse import PublishedFiles, rebuild_catalog
+from batch_assets.storage.warehouse import Catalog, PublishedFiles, write_pointer_object
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,18 @@ def content_digest(deployment: Deployment, job_version: str) -> str:
     return total.hexdigest()
 
 
+def basis_digest(job: Job, baseline: str | None) -> str:
+    """A digest over the standard that a version is judged by: thresholds, golden labels, and the
+    published version that it is compared with."""
+    standard = {
+        "gate": job.spec.gate.model_dump(mode="json"),
+        "fields": [job.category_field, job.evaluated_field],
+        "golden": job.golden(),
+        "baseline": baseline,
+    }
+    return hashlib.sha256(json.dumps(standard, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def current_verdicts(deployment: Deployment, job_version: str) -> list[Verdict]:
     """The verdicts that hold for the version as it is now."""
     return deployment.ledger.publications.verdicts_of(job_version, content_digest(deployment, job_version))
@@ -53,17 +71,20 @@ def publish(deployment: Deployment, registered: RegisteredVersion) -> Published:
     """
     job_version = registered.job_version
     previous = deployment.ledger.publications.current(registered.job)
-    verdicts = current_verdicts(deployment, job_version)
-    reasons = refusals(verdicts, deployment.job(registered.job).required_checks)
-    if reasons:
-        raise GateError(
-            f"{job_version} was not published; {registered.job} still shows {previous or 'nothing'}. "
-            f"Reasons: {'; '.join(reasons)}. Run `batch-assets check {job_version}` after mending the cause.",
-            reasons=reasons,
-        )
     if previous == job_version:
         refresh_catalog(deployment)
         return Published(job=registered.job, job_version=job_version, previous=previous, changed=False)
+    job = deployment.job(registered.job)
+    content, basis = content_digest(deployment, job_version), basis_digest(job, previous)
+    verdicts = deployment.ledger.publications.verdicts_of(job_version, content, basis)
+    reasons = refusals(verdicts, job.required_checks)
+    if reasons:
+        raise GateError(
+            f"{job_version} was not published; {registered.job} still shows {previous or 'nothing'}. "
+            f"Reasons: {'; '.join(reasons)}. Run `batch-assets check {job_version}`, after mending the cause if there is one.",
+            reasons=reasons,
+        )
+    _verify_sealed(deployment, job_version)
     _move(deployment, registered.job, "publish", previous, job_version, verdicts)
     return Published(job=registered.job, job_version=job_version, previous=previous, changed=True)
 
@@ -98,13 +119,36 @@ def refresh_catalog(deployment: Deployment) -> None:
 
     Serialized by a file lock: of two publishers the later one must not put an older state in place.
     """
-    with _catalog_lock(deployment):
-        publications = deployment.ledger.publications
-        published = [
-            PublishedFiles(job=job, job_version=job_version, files=list(sealed_files(deployment, job_version)))
-            for job, job_version in publications.all_current().items()
-        ]
-        rebuild_catalog(deployment.settings.warehouse, deployment.objects, published, publications.history())
+    with _catalog_lock(deployment), Catalog(deployment.settings.warehouse, deployment.objects) as catalog:
+        for job, job_version in deployment.ledger.publications.all_current().items():
+            _add_if_readable(deployment, catalog, job, job_version)
+        catalog.put_in_place(deployment.ledger.publications.history())
+
+
+def _add_if_readable(deployment: Deployment, catalog: Catalog, job: str, job_version: str) -> None:
+    """One job whose files are damaged must not keep the others from being published."""
+    published = _published_files(deployment, job, job_version)
+    try:
+        catalog.add(published)
+    except StoreError as error:
+        _log.warning("published.%s is left out of the catalog: %s", job, error)
+        return
+    write_pointer_object(deployment.objects, published)
+
+
+def _published_files(deployment: Deployment, job: str, job_version: str) -> PublishedFiles:
+    return PublishedFiles(job=job, job_version=job_version, files=list(sealed_files(deployment, job_version)))
+
+
+def _verify_sealed(deployment: Deployment, job_version: str) -> None:
+    """The files are still those that were judged. Raises StoreError naming the first that is not."""
+    for file in sealed_files(deployment, job_version):
+        path = deployment.objects.path(str(file["key"]))
+        if not path.is_file() or sha256_of(path) != file["sha256"]:
+            raise StoreError(
+                f"{path} is missing or not the file that was sealed. {job_version} was not published; restore the file from "
+                "a backup."
+            )
 
 
 def sealed_files(deployment: Deployment, job_version: str) -> Iterator[dict[str, object]]:
@@ -121,26 +165,26 @@ def sealed_files(deployment: Deployment, job_version: str) -> Iterator[dict[str,
 def _move(
     deployment: Deployment, job: str, kind: str, previous: str | None, target: str, verdicts: Sequence[Verdict]
 ) -> None:
-    missing = [
-        file["key"] for file in sealed_files(deployment, target) if not deployment.objects.exists(str(file["key"]))
-    ]
-    if missing:
-        raise StoreError(
-            f"{len(missing)} files of {target} are missing, {missing[0]} first. Nothing was changed; restore them "
-            "from a backup."
-        )
-    deployment.ledger.publications.move(
-        Publication(
-            publication_id=uuid.uuid4().hex,
-            job=job,
-            kind="rollback" if kind == "rollback" else "publish",
-            from_version=previous,
-            to_version=target,
-            who=deployment.settings.actor,
-            verdicts={verdict.check: verdict.passed for verdict in verdicts},
-        )
+    """Build what readers will open, move the pointer, put it in place: a failure leaves all as it was."""
+    publication = Publication(
+        publication_id=uuid.uuid4().hex,
+        job=job,
+        kind="rollback" if kind == "rollback" else "publish",
+        from_version=previous,
+        to_version=target,
+        who=deployment.settings.actor,
+        verdicts={verdict.check: verdict.passed for verdict in verdicts},
     )
-    refresh_catalog(deployment)
+    publications = deployment.ledger.publications
+    with _catalog_lock(deployment), Catalog(deployment.settings.warehouse, deployment.objects) as catalog:
+        published = _published_files(deployment, job, target)
+        catalog.add(published)
+        for other, job_version in publications.all_current().items():
+            if other != job:
+                _add_if_readable(deployment, catalog, other, job_version)
+        publications.move(publication)
+        catalog.put_in_place(publications.history())
+        write_pointer_object(deployment.objects, published)
 
 
 @contextmanager

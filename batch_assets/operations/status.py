@@ -27,7 +27,7 @@ def status(deployment: Deployment, registered: RegisteredVersion) -> dict[str, A
         "records_per_s": _rounded(progress.records_per_s),
         "tokens_per_s": _rounded(progress.tokens_per_s),
         "prefix_hit_rate": _rounded(progress.prefix_hit_rate, 4),
-        "eta_s": _rounded(progress.eta_s, 1),
+        "eta_s": _rounded(progress.eta_s, 1) if registered.planned or progress.records else None,
         "duplicates_discarded": progress.duplicates_discarded,
         "workers": list(progress.workers),
     }

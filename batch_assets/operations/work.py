@@ -18,7 +18,8 @@ from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.sealed import Sealer
 from batch_assets.worker.committer import Committer, ShardSealed
 from batch_assets.worker.identity import owner_name
-from batch_assets.worker.loop import ShardStats, Worker, WorkerLimits, WorkerReport
+from batch_assets.worker.loop import Worker
+from batch_assets.worker.report import ShardStats, WorkerLimits, WorkerReport
 
 
 def _ignore(_event: ShardSealed, _stats: ShardStats) -> None:

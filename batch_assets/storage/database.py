@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from batch_assets.errors import StoreError
@@ -44,7 +44,9 @@ class Database:
         try:
             with self._engine.begin() as connection:
                 yield connection
-        except OperationalError as error:
+        except IntegrityError:
+            raise  # a broken rule is a fault of ours, not of the store
+        except DatabaseError as error:
             raise StoreError(_explain(error)) from error
 
     @contextmanager
@@ -53,7 +55,9 @@ class Database:
         try:
             with self._reader.connect() as connection:
                 yield connection
-        except OperationalError as error:
+        except IntegrityError:
+            raise  # a broken rule is a fault of ours, not of the store
+        except DatabaseError as error:
             raise StoreError(_explain(error)) from error
 
     def now(self) -> sa.ColumnElement[float]:
@@ -80,5 +84,7 @@ def _begin_immediate(connection: sa.Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _explain(error: OperationalError) -> str:
-    return f"The ledger database could not do its work: {error.orig}. Nothing was changed; try again."
+def _explain(error: DatabaseError) -> str:
+    return (
+        f"The ledger database could not do its work: {error.orig}. Nothing was changed; mend the cause and try again."
+    )

@@ -7,8 +7,9 @@ input) are written in one transaction, so that a version is either not planned o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -37,6 +38,7 @@ class RegisteredVersion:
     pinned_at: float
     planned: bool
     file_sha256: str
+    moved_files: Mapping[str, str] = field(default_factory=dict)  # snapshot files by digest: where they are now
 
 
 class Plans:
@@ -82,6 +84,12 @@ class Plans:
         if row is None:
             raise VersionError(f"No job version {job_version!r} is known here; `batch-assets versions` lists them.")
         return _registered(row)
+
+    def move_files(self, job_version: str, moved: Mapping[str, str]) -> None:
+        """Remember where snapshot files lie now; their content is what was pinned."""
+        statement = sa.update(versions).where(versions.c.job_version == job_version)
+        with self._database.write() as connection:
+            connection.execute(statement.values(moved_files=json.dumps(dict(moved))))
 
     def write_plan(self, version: JobVersion, dead: Iterable[tuple[int, Failure]]) -> int:
         """Write the shard table and the dead letters known in advance; returns how many of these.
@@ -157,6 +165,7 @@ def _registered(row: Any) -> RegisteredVersion:
         pinned_at=row.pinned_at,
         planned=row.planned_at is not None,
         file_sha256=row.file_sha256,
+        moved_files=json.loads(row.moved_files) if row.moved_files else {},
     )
 
 

@@ -18,6 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from batch_assets.core.sql_text import quote_name, quote_text
+from batch_assets.errors import SnapshotError
 from batch_assets.storage.snapshots import SnapshotReader
 
 MEMORY_LIMIT = "1GB"
@@ -47,7 +48,11 @@ def scan(reader: SnapshotReader, scratch: Path) -> Iterator[SnapshotScan]:
         connection.execute("SET preserve_insertion_order = false")
         connection.execute("SET enable_progress_bar = false")
         create_snapshot_view(connection, reader)
-        yield SnapshotScan(connection, reader)
+        try:
+            yield SnapshotScan(connection, reader)
+        except duckdb.Error as error:
+            problem = str(error).splitlines()[0]
+            raise SnapshotError(f"The snapshot cannot be read: {problem}. Repair the file and pin again.") from error
 
 
 def create_snapshot_view(connection: duckdb.DuckDBPyConnection, reader: SnapshotReader) -> None:

@@ -29,6 +29,13 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 def check_columns(columns: pa.Schema, spec: SnapshotSpec, *, where: Path) -> None:
     """The columns that the spec names exist, and the record id is text or an integer."""
+    lowered = [name.lower() for name in columns.names]
+    doubled = [name for name in columns.names if lowered.count(name.lower()) > 1]
+    if doubled:
+        raise SnapshotError(
+            f"{where}: the columns {', '.join(map(repr, doubled))} have one name, or differ only in upper and lower case, "
+            "which SQL does not tell apart; rename them."
+        )
     record_class = [spec.record_class] if spec.record_class else []
     for name in [spec.record_id, *spec.text, *spec.access_labels, *record_class]:
         if name not in columns.names:

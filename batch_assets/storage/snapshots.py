@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,8 @@ def _pin_file(path: Path, spec: SnapshotSpec, objects: Objects, rows_max: int | 
     if kind == "parquet":
         file = open_parquet(path)
         check_columns(file.schema_arrow, spec, where=path)
-        pin = FilePin(key=str(path), size=size, sha256=digest, rows=file.metadata.num_rows)
+        written = path.stat().st_mtime_ns
+        pin = FilePin(key=str(path), size=size, sha256=digest, rows=file.metadata.num_rows, modified_ns=written)
         return pin, pin
     # The limit is in the key: the same file pinned with another limit is another conversion.
     key = f"snapshots/{digest[:16]}{'' if rows_max is None else f'-{rows_max}'}.parquet"
@@ -121,23 +122,47 @@ def _pin_file(path: Path, spec: SnapshotSpec, objects: Objects, rows_max: int | 
         if rows == 0:
             return None
         check_columns(open_parquet(target).schema_arrow, spec, where=path)
-        objects.put_file_if_absent(key, target)
+        _store_conversion(objects, key, target)
     stored = objects.path(key)
-    converted = FilePin(key=key, size=stored.stat().st_size, sha256=sha256_of(stored), rows=rows)
+    converted = FilePin(
+        key=key,
+        size=stored.stat().st_size,
+        sha256=sha256_of(stored),
+        rows=rows,
+        modified_ns=stored.stat().st_mtime_ns,
+    )
     return FilePin(key=str(path), size=size, sha256=digest, rows=rows), converted
 
 
-class SnapshotReader:
-    """Reads pinned rows. One reader per worker; keeps no file open between calls."""
+def _store_conversion(objects: Objects, key: str, converted: Path) -> None:
+    """Keep an earlier conversion of the same bytes, unless it is damaged."""
+    if objects.exists(key):
+        try:
+            open_parquet(objects.path(key))
+        except SnapshotError:
+            objects.path(key).unlink()
+    objects.put_file_if_absent(key, converted)
 
-    def __init__(self, snapshot: SnapshotPin, objects: Objects) -> None:
+
+class SnapshotReader:
+    """Reads pinned rows. One reader per worker; keeps no file open between calls.
+
+    `moved` says where files lie now that were moved since they were pinned, by their digest.
+    """
+
+    def __init__(self, snapshot: SnapshotPin, objects: Objects, moved: Mapping[str, str] | None = None) -> None:
         self.snapshot = snapshot
         self._objects = objects
+        self._moved = moved or {}
 
     @property
     def paths(self) -> list[Path]:
         """The Parquet files in row order."""
-        return [local_path(pin, self._objects) for pin in self.snapshot.files]
+        return [self._path(pin) for pin in self.snapshot.files]
+
+    def _path(self, pin: FilePin) -> Path:
+        moved = self._moved.get(pin.sha256)
+        return local_path(pin, self._objects) if moved is None else Path(moved)
 
     def schema(self) -> pa.Schema:
         """The columns, the same in all files; dictionary-encoded ones as their plain type."""
@@ -145,12 +170,17 @@ class SnapshotReader:
         return pa.schema([field.with_type(plain_type(field.type)) for field in fields])
 
     def verify_files(self) -> None:
-        """Compare every file's size and row count with the pin; cheap enough for every worker.
+        """Compare every file with its pin: size, row count, and the content if it was written since.
 
-        Raises SnapshotError naming the first file that is not as it was pinned.
+        Cheap enough for every worker. Raises SnapshotError naming the first file that is not as it was pinned.
         """
         for pin, path in zip(self.snapshot.files, self.paths, strict=True):
             self._open(pin, path)
+            if path.stat().st_mtime_ns != pin.modified_ns and sha256_of(path) != pin.sha256:
+                raise SnapshotError(
+                    f"The snapshot file {path} has other content than was pinned. It was changed after pinning: "
+                    "restore it, or pin a new version."
+                )
 
     def read(self, rows: range, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Records of a row range as mappings of the given columns, in row order."""
@@ -168,7 +198,10 @@ class SnapshotReader:
 
     def _open(self, pin: FilePin, path: Path) -> pq.ParquetFile:
         if not path.is_file():
-            raise SnapshotError(f"The snapshot file {path} is missing. Restore it, or pin a new version.")
+            raise SnapshotError(
+                f"The snapshot file {path} is missing. Restore it; or, if it was moved, set snapshot.path to where it is "
+                "now and pin again."
+            )
         if path.stat().st_size != pin.size:
             raise SnapshotError(
                 f"The snapshot file {path} has {path.stat().st_size:,} bytes where {pin.size:,} were pinned. "
@@ -195,7 +228,7 @@ def _read_file(file: pq.ParquetFile, rows: range, columns: list[str]) -> Iterato
             groups.append(group)
         first += size
     left = len(rows)
-    for batch in file.iter_batches(batch_size=READ_BATCH_ROWS, row_groups=groups, columns=columns):
+    for batch in _decoded(file.iter_batches(batch_size=READ_BATCH_ROWS, row_groups=groups, columns=columns)):
         piece = batch.slice(skip, left)
         skip = max(skip - batch.num_rows, 0)
         if piece.num_rows:
@@ -203,3 +236,10 @@ def _read_file(file: pq.ParquetFile, rows: range, columns: list[str]) -> Iterato
             yield pa.Table.from_batches([piece])
         if left == 0:
             return
+
+
+def _decoded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from batches
+    except (pa.ArrowException, OSError) as error:
+        raise SnapshotError(f"A snapshot file is damaged: {error}. Restore it.") from error

@@ -28,6 +28,7 @@ versions = Table(
     Column("shards", Integer, nullable=False),
     Column("pinned_at", Float, nullable=False),
     Column("planned_at", Float),
+    Column("moved_files", Text),  # JSON: digest -> path of snapshot files that were moved after pinning
     Index("versions_by_job", "job", "pinned_at"),
 )
 
@@ -132,6 +133,7 @@ verdicts = Table(
     Column("job_version", String, primary_key=True),
     Column("check_name", String, primary_key=True),
     Column("content_sha256", String, nullable=False),
+    Column("basis_sha256", String, nullable=False),
     Column("passed", Integer, nullable=False),
     Column("blocking", Integer, nullable=False),
     Column("body", Text, nullable=False),

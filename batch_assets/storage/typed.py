@@ -53,6 +53,8 @@ def arrow_type(annotation: Any) -> pa.DataType:
     if inner in _PLAIN:
         return _PLAIN[inner]
     if isinstance(inner, type) and issubclass(inner, BaseModel):
+        if not inner.model_fields:
+            raise UnsupportedType(f"{inner.__name__} has no fields, so there is nothing to store")
         return pa.struct(arrow_fields(inner))
     if origin is Literal or (isinstance(inner, type) and issubclass(inner, Enum)):
         values = get_args(inner) if origin is Literal else [member.value for member in inner]

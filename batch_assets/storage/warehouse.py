@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import duckdb
 
 from batch_assets.core.sql_text import quote_name, quote_text
+from batch_assets.errors import StoreError
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.publications import Publication
 
@@ -31,22 +33,55 @@ class PublishedFiles:
     files: Sequence[Mapping[str, Any]]  # key, sha256, bytes, rows
 
 
-def rebuild_catalog(
-    target: Path, objects: Objects, published: Iterable[PublishedFiles], history: Iterable[Publication]
-) -> None:
-    """Build the catalog from the ledger's facts and put it in place of the old one."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".warehouse-") as scratch:
-        built = Path(scratch) / "warehouse.duckdb"
-        with duckdb.connect(str(built)) as connection:
+class Catalog:
+    """A catalog that is built beside the one in use, and takes its place at the end. Use as a context manager."""
+
+    def __init__(self, target: Path, objects: Objects) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._target = target
+        self._objects = objects
+        self._scratch = tempfile.TemporaryDirectory(dir=target.parent, prefix=".warehouse-")
+        self._built = Path(self._scratch.name) / "warehouse.duckdb"
+        self._jobs: list[str] = []
+
+    def __enter__(self) -> Catalog:
+        with duckdb.connect(str(self._built)) as connection:
             connection.execute("CREATE SCHEMA published")
-            jobs = [_create_view(connection, objects, one) for one in published]
-            _create_history(connection, list(history), jobs)
-        _fsync(built)
-        built.replace(target)
-        _fsync(target.parent)
-    for one in published:
-        write_pointer_object(objects, one)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scratch.cleanup()
+
+    def add(self, published: PublishedFiles) -> None:
+        """Make a job's view. Raises StoreError when its files are missing or cannot be read."""
+        paths = [(self._objects.path(str(file["key"])), file["bytes"]) for file in published.files]
+        wrong = [path for path, size in paths if not path.is_file() or path.stat().st_size != size]
+        if wrong:
+            raise StoreError(
+                f"{len(wrong)} files of {published.job_version} are missing or not as sealed, {wrong[0]} first. "
+                "Nothing was changed; restore them from a backup."
+            )
+        with duckdb.connect(str(self._built)) as connection, readable(f"The files of {published.job_version}"):
+            _create_view(connection, self._objects, published)
+        self._jobs.append(published.job)
+
+    def put_in_place(self, history: Iterable[Publication]) -> None:
+        """Write the history and swap: readers keep what they have open, new ones see this."""
+        with duckdb.connect(str(self._built)) as connection:
+            _create_history(connection, list(history), self._jobs)
+        _fsync(self._built)
+        self._built.replace(self._target)
+        _fsync(self._target.parent)
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Translate DuckDB's errors about files into one of ours."""
+    try:
+        yield
+    except duckdb.Error as error:
+        problem = str(error).splitlines()[0]
+        raise StoreError(f"{what} cannot be read: {problem}. Restore them from a backup.") from error
 
 
 def write_pointer_object(objects: Objects, published: PublishedFiles) -> None:
@@ -60,10 +95,9 @@ def open_warehouse(target: Path) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(str(target), read_only=True)
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, objects: Objects, published: PublishedFiles) -> str:
+def _create_view(connection: duckdb.DuckDBPyConnection, objects: Objects, published: PublishedFiles) -> None:
     files = ", ".join(quote_text(str(objects.path(str(file["key"])))) for file in published.files)
     connection.execute(f"CREATE VIEW published.{quote_name(published.job)} AS SELECT * FROM read_parquet([{files}])")
-    return published.job
 
 
 def _create_history(connection: duckdb.DuckDBPyConnection, history: list[Publication], jobs: list[str]) -> None:

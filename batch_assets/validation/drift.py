@@ -27,6 +27,11 @@ def drift(evidence: Evidence) -> Verdict:
     if field not in {str(row[0]) for row in evidence.connection.execute("DESCRIBE baseline").fetchall()}:
         return _verdict(evidence, True, f"no baseline: {evidence.baseline_version} has no field {field}", shares)
     expected = distribution(evidence, "baseline", field)
+    if not found or not expected:
+        empty = evidence.version.id if not found else evidence.baseline_version
+        return _verdict(
+            evidence, False, f"{empty} has no rows that can be read, so there is nothing to compare", shares
+        )
     index = population_stability_index(expected, found)
     passed = index <= gate.psi_max
     shares |= {"baseline": evidence.baseline_version, "baseline_distribution": expected, "psi": round(index, 4)}

@@ -6,6 +6,8 @@ nothing about records that differ from the golden ones.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 
 from batch_assets.core.sql_text import quote_name
@@ -20,7 +22,7 @@ def evaluation(evidence: Evidence) -> Verdict:
     if gate is None or field is None:
         raise ValueError("the evaluation check needs gate.evaluation in the spec")
     compared = _compare(evidence, field)
-    correct = sum(1 for _, label, answer in compared if label == answer)
+    correct = sum(1 for _, label, answer in compared if answer == label)
     accuracy = correct / len(compared) if compared else 0.0
     low, high = wilson_interval(correct, len(compared))
     passed = bool(compared) and accuracy >= gate.accuracy_min
@@ -49,18 +51,18 @@ def evaluation(evidence: Evidence) -> Verdict:
     )
 
 
-def _compare(evidence: Evidence, field: str) -> list[tuple[str, str, str | None]]:
+def _compare(evidence: Evidence, field: str) -> list[tuple[str, Any, Any]]:
     """(record id, label, answer or None) of the golden records that are in the snapshot."""
     record_id = quote_name(evidence.version.snapshot.record_id)
-    golden = pa.table({"id": list(evidence.golden), "label": list(evidence.golden.values())})
+    golden = pa.table({"id": pa.array(list(evidence.golden), pa.string())})
     evidence.connection.register("golden", golden)
     rows = evidence.connection.execute(
         f"""
-        SELECT golden.id, golden.label, results.{quote_name(field)}::VARCHAR
+        SELECT golden.id, results.{quote_name(field)}
         FROM golden
         SEMI JOIN snapshot ON snapshot.{record_id}::VARCHAR = golden.id
         LEFT JOIN results ON results.{record_id}::VARCHAR = golden.id
         ORDER BY golden.id
         """
     ).fetchall()
-    return [(str(id_), str(label), None if answer is None else str(answer)) for id_, label, answer in rows]
+    return [(str(id_), evidence.golden[id_], answer) for id_, answer in rows]

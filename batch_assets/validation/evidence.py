@@ -32,6 +32,7 @@ class SealedShard:
     path: Path
     sha256: str
     rows: int
+    is_readable: bool  # there, and a Parquet file; what is not is in no table here
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ def schema(evidence: Evidence) -> Verdict:
     examples: list[str] = []
     rows = 0
     for shard in evidence.sealed:
-        if not shard.path.is_file():
-            violations["file: missing"] += 1
+        if not shard.is_readable:
+            violations["file: missing or damaged"] += 1
             continue
         found, bad_ids, checked = _check_file(shard, rules, evidence, record_id)
         violations.update(found)
@@ -59,7 +59,8 @@ def _check_file(
     if wrong_types:
         return Counter(wrong_types), [], table.num_rows
     # Python objects, not numpy: a missing integer stays None instead of turning the column to floats.
-    frame = pd.DataFrame({name: pd.Series(table.column(name).to_pylist(), dtype=object) for name in rules.columns})
+    columns = {name: table.column(name).to_pylist(maps_as_pydicts="strict") for name in rules.columns}
+    frame = pd.DataFrame({name: pd.Series(values, dtype=object) for name, values in columns.items()})
     try:
         rules.validate(frame, lazy=True)
     except pandera.errors.SchemaErrors as error:

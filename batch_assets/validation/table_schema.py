@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import pandera.pandas as pa
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from batch_assets.core.output_schema import enum_values, is_optional, without_none
+from batch_assets.core.output_schema import enum_values, field_adapter, is_optional, without_none
 
 
 def table_schema(model: type[BaseModel], record_id: str) -> pa.DataFrameSchema:
@@ -59,13 +60,12 @@ _NUMBER_CHECKS: dict[str, Callable[[Any], pa.Check]] = {
 
 
 def _conforms(info: FieldInfo) -> Callable[[Any], bool]:
-    # The field's own bounds are beside its annotation, not in it.
-    bounded: Any = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
-    adapter: TypeAdapter[Any] = TypeAdapter(bounded)
+    adapter = field_adapter(info)
 
     def conforms(value: Any) -> bool:
+        # As JSON, because that is what the model was made for: enums and dates are texts there.
         try:
-            adapter.validate_python(value)
+            adapter.validate_json(json.dumps(value, default=str), by_alias=True, by_name=True)
         except ValidationError:
             return False
         return True

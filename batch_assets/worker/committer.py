@@ -8,6 +8,7 @@ ledger means that the lease is over.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -22,6 +23,8 @@ from batch_assets.errors import Fenced, StoreError
 from batch_assets.storage.ledger import Ledger
 from batch_assets.storage.outcomes import Put, PutReceipt
 from batch_assets.storage.sealed import SealedFile, Sealer
+
+_log = logging.getLogger(__name__)
 
 FLUSH_ROWS = 256
 FLUSH_S = 1.0
@@ -96,6 +99,7 @@ class Committer:
         self._fenced: set[tuple[int, int]] = set()
         self._failure: BaseException | None = None
         self._flushed = threading.Event()
+        self._given_up = threading.Event()
         self.totals = CommitTotals()
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
 
@@ -104,6 +108,8 @@ class Committer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._given_up.is_set():
+            return  # the thread is a daemon, waiting for a store that is away
         self._inbox.put(None)
         self._thread.join()
 
@@ -115,12 +121,22 @@ class Committer:
         """No more outcomes of this shard will come: seal and complete it."""
         self._put(_Finish(lease))
 
-    def flush(self) -> None:
-        """Return when everything handed over so far is stored (or refused)."""
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until everything handed over so far is stored (or refused).
+
+        False, and nothing more is tried, when the store was away for too long: the records stay pending.
+        """
+        if self._given_up.is_set():
+            return False
+        give_up_at = time.monotonic() + deadline_s
         self._flushed.clear()
         self._put(_FlushAll())
         while not self._flushed.wait(0.1):
             self.check()
+            if time.monotonic() > give_up_at:
+                self._given_up.set()
+                return False
+        return True
 
     @property
     def failed(self) -> bool:
@@ -215,10 +231,18 @@ class Committer:
         buffer.results, buffer.failures = [], []
 
     def _put_patiently(self, put: Put) -> PutReceipt:
-        for attempt in stamina.retry_context(on=StoreError, attempts=None, timeout=STORE_PATIENCE_S, wait_max=10.0):
+        for attempt in stamina.retry_context(
+            on=self._is_worth_waiting, attempts=None, timeout=STORE_PATIENCE_S, wait_max=10.0
+        ):
             with attempt:
                 return self._ledger.outcomes.put(put)
         raise AssertionError("retry_context either returns or raises")
+
+    def _is_worth_waiting(self, error: Exception) -> bool:
+        if isinstance(error, StoreError) and not self._given_up.is_set():
+            _log.warning("%s Trying again for up to %d minutes.", error, STORE_PATIENCE_S // 60)
+            return True
+        return False
 
     def _complete(self, buffer: _Buffer) -> None:
         self._flush(buffer)

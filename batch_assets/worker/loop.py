@@ -17,12 +17,13 @@ from batch_assets.core.leases import Lease
 from batch_assets.core.outcomes import Failure, Reason, Result
 from batch_assets.core.version import JobVersion
 from batch_assets.engine.protocol import Engine, EngineInfo, EngineRequest
-from batch_assets.errors import EngineDied, EngineUnavailable
+from batch_assets.errors import EngineDied, EngineUnavailable, SnapshotError
 from batch_assets.storage.ledger import Ledger
 from batch_assets.worker.committer import Committer, ShardSealed
 from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.identity import is_dead_local_owner
 from batch_assets.worker.records import Prepared, RecordPreparer, judge
+from batch_assets.worker.report import ShardStats, WorkerLimits, WorkerReport
 from batch_assets.worker.window import Window
 
 POLL_S = 0.2
@@ -32,42 +33,6 @@ SHUTDOWN_S = 30.0
 DRAIN_S = 20.0  # within the 25 to 30 s between SIGTERM and SIGKILL that schedulers give
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerLimits:
-    """The worker's deadlines and intervals; from the job's spec."""
-
-    lease_s: float
-    renew_every_s: float
-    start_deadline_s: float
-    progress_deadline_s: float
-    record_deadline_s: float
-    restarts_max: int
-
-
-@dataclass(kw_only=True)
-class WorkerReport:
-    """What one worker did."""
-
-    shards_completed: int = 0
-    results: int = 0
-    dead_letters: int = 0
-    duplicates_discarded: int = 0
-    engine_restarts: int = 0
-    leases_lost: int = 0
-    records_aborted: int = 0  # waste: in the engine when a lease was lost or a record overdue
-    drained: bool = False  # stopped early by a notice; the rest is for others
-    engine: EngineInfo | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardStats:
-    """How this worker got through a shard."""
-
-    seconds: float  # from claim to completion; overlaps with the neighbouring shards
-    prompt_tokens: int
-    output_tokens: int
-
-
 @dataclass
 class _Open:
     """A shard that this worker holds."""
@@ -75,6 +40,7 @@ class _Open:
     lease: Lease
     source: Iterator[Prepared | Failure]
     claimed_at: float  # monotonic seconds
+    seen: set[str] = field(default_factory=set)  # ids taken from the source; at most one shard's worth
     unsettled: int = 0  # records taken from the source that have no outcome yet
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -180,7 +146,14 @@ class Worker:
                 item = next(shard.source, None)
                 if item is None:
                     shard.exhausted = True
-                elif isinstance(item, Failure):
+                    continue
+                if item.record_id in shard.seen:
+                    raise SnapshotError(
+                        f"Record id {item.record_id!r} occurs twice in shard {shard.lease.shard}, but not when the version "
+                        "was planned: the snapshot was changed. Restore it, or pin a new version."
+                    )
+                shard.seen.add(item.record_id)
+                if isinstance(item, Failure):
                     self._committer.add(shard.lease, item)
                 else:
                     shard.unsettled += 1
@@ -336,15 +309,15 @@ class Worker:
             except EngineDied:
                 break
         self._finish_shards()
-        self._committer.flush()
+        self._committer.flush(DRAIN_S)
         self._handle_events()
 
     def _hand_back(self) -> None:
         """Store what is buffered, then release what is still held: nobody waits for an expiry."""
-        if not self._committer.failed:
-            self._committer.flush()
+        store_is_there = not self._committer.failed and self._committer.flush(DRAIN_S)
         for shard in self._open.values():
             self._heartbeat.drop(shard.lease)
-            self.ledger.leases.release(shard.lease)
-        if not self._committer.failed:
+            if store_is_there:
+                self.ledger.leases.release(shard.lease)  # else the leases run out by themselves
+        if store_is_there:
             self._handle_events()  # a shard that was sealed meanwhile is reported, however we leave

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
 from batch_assets.core.outcomes import Failure, Reason, Result
@@ -14,6 +15,7 @@ from batch_assets.core.shards import shard_range
 from batch_assets.core.version import JobVersion
 from batch_assets.engine.protocol import Completion, PromptEncoder
 from batch_assets.storage.snapshots import SnapshotReader
+from batch_assets.storage.typed import arrow_fields, to_arrow_value
 
 _ERROR_CHARS_MAX = 500  # enough to understand a failure; an answer can be pages long
 
@@ -88,9 +90,10 @@ def judge(completion: Completion, prepared: Prepared, model: type[BaseModel]) ->
         error = f"cut off after {completion.output_tokens} output tokens: …{completion.text[-80:]}"
     elif completion.finish_reason == "stop":
         try:
+            check_storable(completion.text, model)
             return Result(
                 record_id=prepared.record_id,
-                payload=model.model_validate_json(completion.text).model_dump_json(),
+                payload=completion.text,
                 attempt=prepared.attempt,
                 finish_reason="stop",
                 prompt_tokens=completion.prompt_tokens,
@@ -99,8 +102,8 @@ def judge(completion: Completion, prepared: Prepared, model: type[BaseModel]) ->
             )
         except ValidationError as problem:
             reason, error = Reason.INVALID_OUTPUT, _first_errors(problem)
-        except UnicodeEncodeError as problem:  # lone surrogates: valid JSON escapes, but no storable text
-            reason, error = Reason.INVALID_OUTPUT, str(problem)
+        except Exception as problem:  # validators are the author's code; a number may not fit its column
+            reason, error = Reason.INVALID_OUTPUT, f"{type(problem).__name__}: {problem}"
     return Failure(
         record_id=prepared.record_id,
         attempt=prepared.attempt,
@@ -109,6 +112,18 @@ def judge(completion: Completion, prepared: Prepared, model: type[BaseModel]) ->
         prompt_tokens=completion.prompt_tokens,
         output_tokens=completion.output_tokens,
     )
+
+
+def check_storable(text: str, model: type[BaseModel]) -> None:
+    """Prove that an answer will go into a sealed file, by doing once what sealing will do.
+
+    The text itself is what is stored: sealing validates it again, so the author's validators see it as
+    the engine wrote it, and only once on its way to the table. Raises whatever is wrong with it.
+    """
+    answer = to_arrow_value(model.model_validate_json(text))
+    for column in arrow_fields(model):
+        pa.array([answer[column.name]], type=column.type)
+    text.encode()  # half a surrogate pair is valid JSON, but cannot be stored
 
 
 def _first_errors(problem: ValidationError) -> str:
