@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from assets_tests.factories import OUTPUT_SCHEMA, PROMPT, make_job
+from assets_tests.factories import OUTPUT_SCHEMA, PROMPT, make_job, make_records
 from assets_tests.homes import Home
 from batch_assets.errors import ModelError, SnapshotError, SpecError, VersionError
+from batch_assets.operations.check import check
 from batch_assets.operations.jobs import PACKAGED, load_job, load_jobs
 from batch_assets.operations.pin import pin
+from batch_assets.operations.work import work
 
 
 def edit(job: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -258,3 +262,80 @@ def test_null_ids_fail_the_plan_by_row(home: Home) -> None:
         SnapshotError, match=r"1 records have no record id \(record_id is null; rows 1, counted from 0\)"
     ):
         home.pinned()
+
+
+# --- snapshots that change or move ---------------------------------------------------------------
+
+
+def test_a_change_that_keeps_the_size_is_noticed(home: Home) -> None:
+    """Same bytes in number, other content: refused before any work."""
+    job = make_job(home.jobs)
+    path = job / "records.parquet"
+    pq.write_table(pq.read_table(path), path, compression="none", use_dictionary=False)
+    registered = home.pinned()
+    path.write_bytes(path.read_bytes().replace(b"body of record 3", b"body of record 4"))
+    with pytest.raises(SnapshotError, match="has other content than was pinned"):
+        work(home.deployment, registered)
+
+
+def test_touching_a_file_is_no_change(home: Home) -> None:
+    """A new modification time makes us look closer, and the content is the same."""
+    job = make_job(home.jobs)
+    registered = home.pinned()
+    os.utime(job / "records.parquet", (1, 1))
+    work(home.deployment, registered)
+    assert home.status(registered)["results"] == 20
+
+
+def test_a_moved_snapshot_is_found_again_by_pinning(home: Home) -> None:
+    """The same content elsewhere is the same version, and its workers read it there."""
+    job = make_job(home.jobs)
+    registered = home.pinned()
+    (job / "records.parquet").rename(job / "elsewhere.parquet")
+    with pytest.raises(SnapshotError, match=r"records\.parquet is missing.*set snapshot\.path to where it is"):
+        work(home.deployment, registered)
+    edit(job, lambda a: a["snapshot"].update(path="elsewhere.parquet"))
+    assert home.pinned().job_version == registered.job_version
+    work(home.deployment, registered)
+    assert home.status(registered)["results"] == 20
+
+
+def test_a_record_id_column_is_not_confused_with_one_in_other_case(home: Home) -> None:
+    """SQL does not tell `ID` from `id`, so a snapshot with both is refused."""
+    rows = [{**row, "RECORD_ID": "x"} for row in make_records(3)]
+    make_job(home.jobs, records=rows)
+    with pytest.raises(SnapshotError, match="differ only in upper and lower case"):
+        home.pinned()
+
+
+@pytest.mark.parametrize("name", ["history", "a__b"])
+def test_names_that_the_warehouse_uses_are_refused(tmp_path: Path, name: str) -> None:
+    """`history` and anything with two underscores are tables and views of ours."""
+    job = make_job(tmp_path)
+    edit(job, lambda a: a.update(job=name))
+    with pytest.raises(SpecError, match="cannot be named 'history'"):
+        load_job(job)
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """YAML's second value would win in silence."""
+    job = make_job(tmp_path)
+    (job / "defs.yaml").write_text((job / "defs.yaml").read_text() + "  shard_size: 7\n")
+    with pytest.raises(SpecError, match="the key 'shard_size' stands twice"):
+        load_job(job)
+
+
+def test_golden_labels_have_the_type_of_their_field(home: Home) -> None:
+    """A boolean label is compared as a boolean, and a label of another type is refused by line."""
+    schema = "from pydantic import BaseModel\n\n\nclass Output(BaseModel):\n    ok: bool\n"
+    gate = {"evaluation": {"field": "ok", "accuracy_min": 0.9}}
+    script = {"records": {"R-00001": {"text": '{"ok": true}'}}}
+    job = make_job(home.jobs, output_schema=schema, script=script, gate={})
+    (job / "golden.jsonl").write_text('{"record_id": "R-00001", "ok": true}\n')
+    edit(job, lambda a: a.update(gate=gate))
+    registered, _ = home.worked()
+    (evaluation,) = check(home.deployment, registered, only=["evaluation"])
+    assert evaluation.passed, evaluation
+    (job / "golden.jsonl").write_text('{"record_id": "R-00001", "ok": "perhaps"}\n')
+    with pytest.raises(SpecError, match=r"golden\.jsonl, line 1: ok is 'perhaps': Input should be a valid boolean"):
+        load_job(job)

@@ -165,3 +165,48 @@ def test_export_refuses_what_is_not_there(home: Home, tmp_path: Path) -> None:
         export(home.deployment, "tiny", "csv", tmp_path / "a.csv")
     with pytest.raises(InputError, match=r"does not exist\. Create it first"):
         export(home.deployment, registered.job_version, "csv", tmp_path / "no" / "a.csv")
+
+
+def test_a_verdict_counts_only_against_the_baseline_it_was_given_against(home: Home) -> None:
+    """Judged before another version was published, it has to be judged again."""
+    early = finished(home, "Sort", publish_it=False)
+    finished(home, "Put")
+    with pytest.raises(GateError, match="drift: no verdict"):
+        publish(home.deployment, early)
+    check(home.deployment, early)
+    assert publish(home.deployment, early).changed
+
+
+def test_a_verdict_counts_only_by_the_thresholds_it_was_given_by(home: Home) -> None:
+    """A gate that was made stricter is not passed with an old verdict."""
+    finished(home, "Sort", publish_it=False)
+    make_job(home.jobs, gate={"dead_letters": {"rate_max": 0.0}})
+    with pytest.raises(GateError, match="dead_letters: no verdict"):
+        publish(home.deployment, home.deployment.resolve("tiny"))
+
+
+def test_sealed_files_are_verified_before_the_pointer_moves(home: Home) -> None:
+    """A file that was swapped after the checks stops the publication, and readers keep what they have."""
+    first = finished(home, "Sort")
+    second = finished(home, "Put", publish_it=False)
+    one, two, *_ = sorted((home.deployment.objects.root / "results/tiny" / second.job_version).glob("*.parquet"))
+    one.write_bytes(two.read_bytes())
+    with pytest.raises(StoreError, match="not the file that was sealed"):
+        publish(home.deployment, second)
+    assert seen_by_readers(home) == first.job_version
+    one.write_bytes(b"garbage")
+    coverage = check(home.deployment, second)[0]
+    assert (coverage.passed, coverage.numbers["files_altered"], coverage.numbers["missing"]) == (False, 1, 5)
+
+
+def test_one_job_s_damaged_files_do_not_keep_another_from_being_published(home: Home) -> None:
+    """The damaged job is left out of the catalog; the healthy one is published."""
+    damaged = finished(home, "Sort")
+    for path in (home.deployment.objects.root / "results/tiny" / damaged.job_version).glob("*.parquet"):
+        path.unlink()
+    make_job(home.jobs, name="healthy")
+    registered, _ = home.worked("healthy")
+    check(home.deployment, registered)
+    publish(home.deployment, registered)
+    with open_warehouse(home.deployment.settings.warehouse) as connection:
+        assert connection.execute("SELECT count(*) FROM published.healthy").fetchone() == (20,)
