@@ -22,7 +22,7 @@ from batch_assets.operations.status import status
 from batch_assets.storage.plans import RegisteredVersion
 
 SAMPLE_ROWS = 5
-CELL_CHARS = 70
+CELL_CHARS = 36
 
 
 def demo(
@@ -102,7 +102,7 @@ def sample(here: Deployment, job_version: str) -> None:
         names = [column[0] for column in found.description or ()]
         rows = [[_cell(value) for value in row] for row in found.fetchall()]
     shown = [index for index, name in enumerate(names) if not name.startswith("_")]
-    render.table([names[index] for index in shown], [[row[index] for index in shown] for row in rows])
+    render.table([names[index] for index in shown], [[row[index] for index in shown] for row in rows], one_line=True)
 
 
 def _cell(value: Any) -> str:

@@ -80,6 +80,8 @@ def _plain(deployment: Deployment, registered: RegisteredVersion, child: subproc
             yield line
             said, due = line, time.monotonic() + PLAIN_LINE_EVERY_S
         time.sleep(POLL_S)
+    done, text = _state(deployment, registered)
+    yield f"{done:,} of {registered.records:,} records, {text}"
 
 
 def _state(deployment: Deployment, registered: RegisteredVersion) -> tuple[int, str]:

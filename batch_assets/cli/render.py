@@ -42,9 +42,11 @@ def printable(value: object) -> str:
     return "".join(char if char.isprintable() else " " for char in str(value))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """A table that shrinks its text columns to the terminal."""
-    grid = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, one_line: bool = False) -> None:
+    """A table that fits the terminal: long texts are wrapped, or cut to one line a row."""
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        grid.add_column(column, no_wrap=one_line, overflow="ellipsis" if one_line else "fold")
     for row in rows:
         grid.add_row(*(Text(printable("" if cell is None else cell)) for cell in row))
     console.print(grid, soft_wrap=False)
