@@ -206,3 +206,21 @@ def test_kill_9_of_a_run_costs_only_what_was_in_flight(home: Home, victim: str) 
     again = Counter(requests_served(job / "requests.jsonl")[before:])
     assert set(again) <= set(slow)
     assert max(again.values()) == 1
+
+
+def test_a_run_of_a_job_says_when_its_folder_has_moved_on(home: Home) -> None:
+    """An edited prompt that was not pinned does not enter the run, and that is said."""
+    make_job(home.jobs)
+    cli(home, "pin", "tiny")
+    make_job(home.jobs, prompt=PROMPT.replace("Sort", "Put"))
+    assert "Note: prompt.md changed since v1_" in cli(home, "run", "tiny")
+
+
+def test_json_is_all_that_goes_to_standard_output(home: Home) -> None:
+    """Progress of a run goes to standard error when JSON was asked for, and so does what a schema file prints."""
+    job = make_job(home.jobs)
+    schema = (job / "output_schema.py").read_text()
+    (job / "output_schema.py").write_text(schema + "\nprint('hello')\n")
+    cli_json(home, "pin", "tiny")
+    assert cli_json(home, "run", "tiny")["results"] == 20
+    assert cli_json(home, "status", "tiny")["eta_s"] == 0.0

@@ -56,7 +56,7 @@ def versions_command(
     """All versions, the newest first."""
     here = deployment()
     if job is not None:
-        here.job(job)  # a name that is no job is an error, not an empty list
+        here.known_job(job)  # a name that is no job is an error, not an empty list
     listed = versions(here, job)
     if as_json:
         render.print_json(listed)

@@ -14,7 +14,7 @@ from batch_assets.cli.common import JsonFlag, VersionArgument, deployment
 from batch_assets.cli.progress import run_with_progress
 from batch_assets.errors import IncompleteError
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.pin import Pinned, pin
+from batch_assets.operations.pin import Pinned, changed_since, pin
 from batch_assets.operations.plan import plan
 from batch_assets.operations.status import status
 from batch_assets.operations.work import work
@@ -82,9 +82,21 @@ def run_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
         render.talk_on_stderr()
     here = deployment()
     registered = here.resolve(version)
+    if version == registered.job:
+        _note_changes(here, registered)
     run(here, registered)
     if as_json:
         render.print_json(status(here, registered))
+
+
+def _note_changes(here: Deployment, registered: RegisteredVersion) -> None:
+    """Asked for a job's newest version, people may mean the folder as it is now."""
+    changed = changed_since(here.job(registered.job), here.version(registered))
+    if changed:
+        render.say(
+            f"Note: {', '.join(changed)} changed since {registered.job_version} was pinned, and does not enter this run. "
+            f"`batch-assets pin {registered.job}` makes a new version."
+        )
 
 
 def run(here: Deployment, registered: RegisteredVersion) -> bool:

@@ -50,8 +50,7 @@ def rollback_command(
 ) -> None:
     """Point readers back at the version before, at once."""
     here = deployment()
-    here.job(job)
-    done = rollback(here, job, to)
+    done = rollback(here, here.known_job(job), to)
     if as_json:
         render.print_json(asdict(done))
     elif done.changed:

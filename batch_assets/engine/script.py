@@ -92,7 +92,7 @@ def load_script(path: Path | None) -> Script:
             f"The engine's script {path} cannot be read ({error.strerror}). Correct engine.script in defs.yaml."
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"The engine's script {path} is not valid YAML: {error}") from error
+        raise SpecError(f"The engine's script {path} is not valid YAML: {' '.join(str(error).split())}") from error
     try:
         script = Script.model_validate({} if content is None else _gather_records(content))
     except ValidationError as error:

@@ -38,6 +38,15 @@ class Deployment:
         """The job folder as it is now."""
         return find_job(self.settings, name)
 
+    def known_job(self, name: str) -> str:
+        """A job that has versions here or a folder; its name is enough to look and to roll back.
+
+        Raises SpecError, with the jobs there are, for any other name.
+        """
+        if not self.ledger.plans.list(name):
+            self.job(name)
+        return name
+
     def resolve(self, version_or_job: str | None) -> RegisteredVersion:
         """A version by its id, or the newest version of a job; without a name, the newest of all.
 

@@ -26,6 +26,7 @@ from batch_assets.core.output_schema import (
 from batch_assets.core.prompt import PromptError, PromptTemplate, parse_prompt
 from batch_assets.core.spec import JobSpec
 from batch_assets.core.spec_errors import describe
+from batch_assets.engine.script import load_script
 from batch_assets.errors import SpecError
 from batch_assets.operations.strict_yaml import StrictLoader
 from batch_assets.settings import Settings
@@ -166,6 +167,7 @@ def job_from_attributes(folder: Path, attributes: object) -> Job:
     _check_gate(job)
     if spec.engine.script is not None:
         _read_file(folder, spec.engine.script, "engine.script")
+        load_script(folder / spec.engine.script)
     return job
 
 

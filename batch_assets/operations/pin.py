@@ -76,6 +76,16 @@ def pin(deployment: Deployment, job: Job) -> Pinned:
     return Pinned(version=stands, job_version=known, is_new=False, notes=_notes(job, stands))
 
 
+def changed_since(job: Job, version: JobVersion) -> tuple[str, ...]:
+    """Which pinned parts of the folder differ from a version, as far as can be told without the data."""
+    parts = {
+        job.spec.prompt.file: job.prompt_text != version.prompt.text or job.spec.prompt.format != version.prompt.format,
+        job.spec.output_schema: job.schema_source != version.output_schema.source,
+        "decoding": job.spec.decoding != version.decoding,
+    }
+    return tuple(name for name, has_changed in parts.items() if has_changed)
+
+
 def _notes(job: Job, stands: JobVersion) -> tuple[str, ...]:
     notes = []
     if job.spec.shard_size != stands.shard_size:

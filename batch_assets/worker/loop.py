@@ -292,7 +292,7 @@ class Worker:
                 record_id=culprit.record_id,
                 attempt=culprit.attempt,
                 reason=Reason.ENGINE_KILLER,
-                error=f"alone in the engine when it died: {cause}"[:500],
+                error=f"alone in the engine when it died ({cause.partition('. ')[0]})"[:500],
             )
             self._settle(culprit, failure, alone=True)
         self.engine.shutdown(SHUTDOWN_S)
