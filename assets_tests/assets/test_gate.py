@@ -10,6 +10,7 @@ import pytest
 
 from assets_tests.assets.conftest import Project, plain_metadata
 from assets_tests.factories import PROMPT, record_id
+from batch_assets.operations.check import check
 from batch_assets.operations.publish import current_verdicts
 from batch_assets.storage.plans import RegisteredVersion
 
@@ -160,11 +161,12 @@ def test_rollback_is_a_run(project: Project, failure_text: FailureText) -> None:
 
 
 def test_an_older_version_can_be_published_by_config(project: Project) -> None:
-    """`version` in the launchpad names any checked version."""
+    """`version` in the launchpad names any version that was checked against what is published now."""
     first = complete(project)
     assert project.run_job(GATE_JOB).success
     complete(project, prompt=PROMPT.replace("Sort", "Put"))
     assert project.run_job(GATE_JOB).success
+    check(project.deployment, first)
     config = {"ops": {"tiny__published": {"config": {"version": first.job_version}}}}
     key = dg.AssetKey(["tiny", "published"])
     assert project.run_job("__ASSET_JOB", asset_selection=[key], run_config=config).success

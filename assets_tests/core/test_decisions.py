@@ -78,7 +78,7 @@ def verdict(check: str, *, passed: bool, blocking: bool = True) -> Verdict:
 def test_a_missing_verdict_refuses_like_a_failed_one() -> None:
     """Silence is not consent; a warning that does not block is no reason."""
     found = refusals([verdict("a", passed=False), verdict("b", passed=False, blocking=False)], ["a", "b", "c"])
-    assert found == ("c: no verdict for this version's content", "a: a said so")
+    assert found == ("c: no verdict on its present content by the present gate", "a: a said so")
     assert refusals([verdict("a", passed=True)], ["a"]) == ()
 
 

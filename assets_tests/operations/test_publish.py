@@ -43,7 +43,7 @@ def test_a_version_without_verdicts_is_not_published(home: Home) -> None:
     registered = home.pinned()
     check(home.deployment, registered)  # judged while it was empty: says nothing about what is there now
     work(home.deployment, registered)
-    with pytest.raises(GateError, match="coverage: no verdict for this version's content"):
+    with pytest.raises(GateError, match="coverage: no verdict on its present content by the present gate"):
         publish(home.deployment, registered)
     assert home.deployment.ledger.publications.current("tiny") is None
     assert not home.deployment.settings.warehouse.exists()

@@ -28,6 +28,8 @@ def refusals(verdicts: Sequence[Verdict], required: Sequence[str]) -> tuple[str,
     A required check without a verdict refuses: silence is not consent.
     """
     by_name = {verdict.check: verdict for verdict in verdicts}
-    missing = [f"{name}: no verdict for this version's content" for name in required if name not in by_name]
+    missing = [
+        f"{name}: no verdict on its present content by the present gate" for name in required if name not in by_name
+    ]
     failed = [f"{verdict.check}: {verdict.summary}" for verdict in verdicts if verdict.blocking and not verdict.passed]
     return tuple(missing + failed)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from batch_assets.core.sql_text import quote_text
 from batch_assets.core.verdicts import Verdict
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.publish import basis_digest, content_digest
+from batch_assets.operations.publish import basis_digests, content_digest
 from batch_assets.operations.work import output_model
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.scan import MEMORY_LIMIT, create_snapshot_view
@@ -47,7 +47,7 @@ def check(deployment: Deployment, registered: RegisteredVersion, only: Sequence[
     job = deployment.job(registered.job)
     names = job.required_checks if only is None else only
     content = content_digest(deployment, registered.job_version)
-    basis = basis_digest(job, deployment.ledger.publications.current(job.name))
+    basis = basis_digests(job, deployment.ledger.publications.current(job.name))
     with gather_evidence(deployment, registered) as evidence:
         verdicts = [CHECKS[name](evidence) for name in names]
     deployment.ledger.publications.record_verdicts(registered.job_version, content, basis, verdicts)

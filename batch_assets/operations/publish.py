@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from batch_assets.core.history import standing_versions
-from batch_assets.core.verdicts import Verdict, refusals
+from batch_assets.core.verdicts import CHECKS, Verdict, refusals
 from batch_assets.errors import GateError, StoreError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.jobs import Job
@@ -46,16 +46,17 @@ def content_digest(deployment: Deployment, job_version: str) -> str:
     return total.hexdigest()
 
 
-def basis_digest(job: Job, baseline: str | None) -> str:
-    """A digest over the standard that a version is judged by: thresholds, golden labels, and the
-    published version that it is compared with."""
-    standard = {
-        "gate": job.spec.gate.model_dump(mode="json"),
-        "fields": [job.category_field, job.evaluated_field],
-        "golden": job.golden(),
-        "baseline": baseline,
+def basis_digests(job: Job, baseline: str | None) -> dict[str, str]:
+    """Per check, a digest over the standard that it judges by: its thresholds, the golden labels, and
+    for drift the published version that it compares with."""
+    gate = job.spec.gate.model_dump(mode="json")
+    standards = {name: {"gate": gate.get(name), "fields": [job.category_field, job.evaluated_field]} for name in CHECKS}
+    standards["evaluation"]["golden"] = job.golden()
+    standards["drift"]["baseline"] = baseline
+    return {
+        name: hashlib.sha256(json.dumps(standard, sort_keys=True, default=str).encode()).hexdigest()
+        for name, standard in standards.items()
     }
-    return hashlib.sha256(json.dumps(standard, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def current_verdicts(deployment: Deployment, job_version: str) -> list[Verdict]:
@@ -75,7 +76,7 @@ def publish(deployment: Deployment, registered: RegisteredVersion) -> Published:
         refresh_catalog(deployment)
         return Published(job=registered.job, job_version=job_version, previous=previous, changed=False)
     job = deployment.job(registered.job)
-    content, basis = content_digest(deployment, job_version), basis_digest(job, previous)
+    content, basis = content_digest(deployment, job_version), basis_digests(job, previous)
     verdicts = deployment.ledger.publications.verdicts_of(job_version, content, basis)
     reasons = refusals(verdicts, job.required_checks)
     if reasons:

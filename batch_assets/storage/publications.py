@@ -90,8 +90,10 @@ class Publications:
         with self._database.read() as connection:
             return [_publication(row) for row in connection.execute(query)]
 
-    def record_verdicts(self, job_version: str, content: str, basis: str, found: Sequence[Verdict]) -> None:
-        """Keep the latest verdict of each check, with digests of what was judged and by what."""
+    def record_verdicts(
+        self, job_version: str, content: str, basis: Mapping[str, str], found: Sequence[Verdict]
+    ) -> None:
+        """Keep the latest verdict of each check, with digests of what was judged and, per check, by what."""
         with self._database.write() as connection:
             now = connection.scalar(sa.select(self._database.now()))
             statement = insert_or_replace(connection, verdicts, ("job_version", "check_name"))
@@ -102,7 +104,7 @@ class Publications:
                         "job_version": job_version,
                         "check_name": verdict.check,
                         "content_sha256": content,
-                        "basis_sha256": basis,
+                        "basis_sha256": basis[verdict.check],
                         "passed": int(verdict.passed),
                         "blocking": int(verdict.blocking),
                         "body": json.dumps(asdict(verdict), default=str),
@@ -110,15 +112,16 @@ class Publications:
                     },
                 )
 
-    def verdicts_of(self, job_version: str, content: str, basis: str | None = None) -> list[Verdict]:
-        """The verdicts that were given on exactly this content; with `basis`, only by exactly this standard."""
-        query = sa.select(verdicts.c.body).where(
+    def verdicts_of(self, job_version: str, content: str, basis: Mapping[str, str] | None = None) -> list[Verdict]:
+        """The verdicts given on exactly this content; with `basis`, only those given by exactly this standard."""
+        query = sa.select(verdicts.c.check_name, verdicts.c.basis_sha256, verdicts.c.body).where(
             verdicts.c.job_version == job_version, verdicts.c.content_sha256 == content
         )
-        if basis is not None:
-            query = query.where(verdicts.c.basis_sha256 == basis)
         with self._database.read() as connection:
-            bodies = [json.loads(body) for body in connection.scalars(query.order_by(verdicts.c.check_name))]
+            rows = connection.execute(query.order_by(verdicts.c.check_name)).all()
+        bodies = [
+            json.loads(row.body) for row in rows if basis is None or basis.get(row.check_name) == row.basis_sha256
+        ]
         return [Verdict(**{**body, "example_ids": tuple(body["example_ids"])}) for body in bodies]
 
 
