@@ -45,8 +45,17 @@ def harness(
     kind = request.param
     if kind not in harnesses:
         harnesses[kind] = make_harness(kind, tmp_path_factory.mktemp(kind))
+        before = handlers()
         harnesses[kind].engine.start(START_DEADLINE_S)
+        handlers_over_start[kind] = (before, handlers())
     return harnesses[kind]
+
+
+handlers_over_start: dict[str, tuple[list[object], list[object]]] = {}  # by engine kind: before, after
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
 
 
 def test_every_request_ends_in_one_valid_answer(harness: Harness) -> None:
@@ -166,8 +175,11 @@ def test_an_engine_that_does_not_run_says_so(harness: Harness) -> None:
 
 def test_signal_handlers_stay_as_they_are(harness: Harness) -> None:
     """Signals belong to the worker: a running engine has not touched their handlers."""
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before, after = handlers_over_start[harness.kind]
+    assert after == before
+    harness.engine.submit([harness.request("quick")])
+    harness.answers(1)
+    assert handlers() == before
 
 
 def test_a_schema_that_cannot_be_constrained_is_a_spec_error(harness: Harness) -> None:
