@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
@@ -176,6 +177,13 @@ def test_the_demo_says_when_there_is_nothing_to_do(home: Home) -> None:
     assert f"(before: {old})" in cli(home, "demo", "tiny")
     assert cli_json(home, "status", "tiny")["published"] != old
     assert f"tiny shows {old} again" in cli(home, "rollback", "tiny")
+    # The UI hears of a move that was made on the command line.
+    with dg.DagsterInstance.from_config(str(home.deployment.settings.dagster_home)) as instance:
+        event = instance.get_latest_materialization_event(dg.AssetKey(["tiny", "published"]))
+    assert event is not None
+    assert event.asset_materialization is not None
+    assert event.asset_materialization.metadata["version"].value == old
+    assert event.asset_materialization.metadata["move"].value == "rollback"
 
 
 @pytest.mark.parametrize("victim", ["command", "worker"])

@@ -93,6 +93,19 @@ def rollback_job(settings: Settings, name: str) -> dg.JobDefinition:
     return roll_back
 
 
+def report_move(deployment: Deployment, done: Published, kind: str) -> None:
+    """Tell Dagster of a move of the pointer that was made on the command line, so that its UI stays true.
+
+    Nothing happens in a home that Dagster was never used in.
+    """
+    home = deployment.settings.dagster_home
+    if not done.changed or not (home / "dagster.yaml").is_file():
+        return
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        event = dg.AssetMaterialization(published_key(done.job), metadata=_metadata(deployment, done, kind))
+        instance.report_runless_asset_event(event)
+
+
 def _sentence(done: Published) -> str:
     if not done.changed:
         return f"{done.job} shows {done.job_version} already; nothing to do."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +12,9 @@ import typer
 from batch_assets.cli import render
 from batch_assets.cli.common import JsonFlag, VersionArgument, deployment
 from batch_assets.operations.check import check
+from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.export import Format, export
-from batch_assets.operations.publish import publish, rollback
+from batch_assets.operations.publish import Published, publish, rollback
 
 
 def check_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
@@ -35,6 +37,7 @@ def publish_command(version: VersionArgument, as_json: JsonFlag = False) -> None
     """Point readers at a version; refused unless its checks have passed."""
     here = deployment()
     done = publish(here, here.resolve(version))
+    _tell_dagster(here, done, "publish")
     if as_json:
         render.print_json(asdict(done))
     elif done.changed:
@@ -51,12 +54,23 @@ def rollback_command(
     """Point readers back at the version before, at once."""
     here = deployment()
     done = rollback(here, here.known_job(job), to)
+    _tell_dagster(here, done, "rollback")
     if as_json:
         render.print_json(asdict(done))
     elif done.changed:
         render.say(f"{job} shows {done.job_version} again (before: {done.previous}).")
     else:
         render.say(f"{job} shows {done.job_version} already; nothing to do.")
+
+
+def _tell_dagster(here: Deployment, done: Published, kind: str) -> None:
+    """The pointer has moved; that its UI did not hear of it is worth a line, not a failure."""
+    from batch_assets.assets.publication import report_move  # Dagster takes seconds to import
+
+    try:
+        report_move(here, done, kind)
+    except Exception as error:
+        sys.stderr.write(f"batch-assets: Dagster's UI was not told of it ({type(error).__name__}: {error}).\n")
 
 
 def export_command(
