@@ -8,6 +8,7 @@ import types
 import typing
 import uuid
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pyarrow as pa
@@ -33,15 +34,19 @@ class UnsupportedType(ValueError):
     """A field's annotation has no column type; the message names the field."""
 
 
-def arrow_fields(model: type[BaseModel]) -> list[pa.Field]:
-    """One Arrow field per field of the model. Raises UnsupportedType naming the field."""
+@cache
+def arrow_fields(model: type[BaseModel]) -> tuple[pa.Field, ...]:
+    """One Arrow field per field of the model; asked for once per answer, so it is remembered.
+
+    Raises UnsupportedType naming the field.
+    """
     fields = []
     for name, info in model.model_fields.items():
         try:
             fields.append(pa.field(name, arrow_type(info.annotation)))
         except UnsupportedType as error:
             raise UnsupportedType(f"field {name!r}: {error}") from None
-    return fields
+    return tuple(fields)
 
 
 def arrow_type(annotation: Any) -> pa.DataType:
