@@ -1,4 +1,4 @@
-"""The rules of a lease: which moves a shard may make, and how long a worker may trust its lease.
+"""The rules of a lease: the states of a shard, and how long a worker may trust its lease.
 
 The epoch counts the claims of a shard and is the fencing token: every write of a worker carries
 it, and a write with an old epoch changes nothing.
@@ -9,19 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARD_STATES = ("pending", "leased", "completed", "needs_operator", "cancelled")
-
-LEGAL_MOVES = frozenset(
-    {
-        ("pending", "leased"),  # claim
-        ("leased", "leased"),  # reclaim from a silent owner; renew
-        ("leased", "pending"),  # release
-        ("leased", "completed"),  # complete
-        ("leased", "needs_operator"),  # bounded recoveries used up
-        ("needs_operator", "pending"),  # requeue
-        ("pending", "cancelled"),
-        ("leased", "cancelled"),
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)

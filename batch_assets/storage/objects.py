@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import obstore
@@ -61,11 +60,6 @@ class Objects:
 
     def exists(self, key: str) -> bool:
         return self.path(key).is_file()
-
-    def list(self, prefix: str) -> Iterator[str]:
-        """Keys under a prefix, in order."""
-        keys = [meta["path"] for batch in obstore.list(self._store, prefix) for meta in batch]
-        yield from sorted(keys)
 
     def path(self, key: str) -> Path:
         """Where a reader on this machine finds the object."""
