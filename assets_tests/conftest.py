@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from assets_tests.homes import Home, temporary_home
+from assets_tests.postgresql import Server, server_for_tests
 
 
 @pytest.fixture
@@ -15,3 +16,18 @@ def home(tmp_path: Path) -> Iterator[Home]:
     """An empty home with a folder for jobs."""
     with temporary_home(tmp_path) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Server]:
+    """A PostgreSQL server of this test run."""
+    yield from server_for_tests()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty ledger database, once on each kind of database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    server: Server = request.getfixturevalue("postgresql")
+    return server.new_database()

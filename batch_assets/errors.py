@@ -12,6 +12,7 @@
     ├── EngineDied              the engine process is gone: start a new one
     ├── EngineUnavailable       the engine cannot be started, or was restarted too often: call a person
     ├── StoreError              the ledger or the object store refused or failed: try again
+    ├── ShardTrouble            this shard cannot be finished as things are; others can: call a person
     └── IncompleteError         shards are missing; run the version again to finish them
 
 Messages are one paragraph: what was found, what follows from it, what to do. Nothing catches by
@@ -80,6 +81,10 @@ class EngineUnavailable(BatchAssetsError):
 
 class StoreError(BatchAssetsError):
     """The ledger or the object store could not do what was asked."""
+
+
+class ShardTrouble(BatchAssetsError):
+    """What is stored for this shard does not fit together; trying again gives the same."""
 
 
 class IncompleteError(BatchAssetsError):

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -24,6 +24,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BATCH_ASSETS_", frozen=True)
 
     home: Path = Field(Path(".batch_assets"), description="ledger, results, warehouse, Dagster's own storage")
+    ledger: SecretStr | None = Field(
+        None, description="address of the ledger database; a SQLite file in the home when left out"
+    )
     jobs: Path | None = Field(None, description="a directory of further job folders, beside the packaged ones")
     models: Path = Field(default_factory=_default_models, description="model directories; shared by all homes")
     executor: Literal["in_process", "multiprocess"] = Field(
@@ -35,6 +38,8 @@ class Settings(BaseSettings):
 
     @property
     def ledger_url(self) -> str:
+        if self.ledger is not None:
+            return self.ledger.get_secret_value()
         return f"sqlite:///{self.root / 'ledger.sqlite'}"
 
     @property

@@ -1,9 +1,8 @@
-"""One behaviour suite over every ledger database. A second dialect is one more entry here."""
+"""One behaviour suite over every ledger database."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,10 @@ from assets_tests.ledgers import Clock, LedgerUnderTest
 from batch_assets.storage.ledger import Ledger
 
 
-@pytest.fixture(params=["sqlite"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LedgerUnderTest]:
+@pytest.fixture
+def ledger(ledger_url: str) -> Iterator[LedgerUnderTest]:
     """A planned version of 10 records in shards of 4, on a clock that the test moves."""
     clock = Clock()
-    url = {"sqlite": f"sqlite:///{tmp_path / 'ledger.sqlite'}"}[request.param]
-    under_test = LedgerUnderTest(Ledger(url, clock=clock), clock)
+    under_test = LedgerUnderTest(Ledger(ledger_url, clock=clock), clock)
     yield under_test
     under_test.ledger.close()

@@ -114,7 +114,7 @@ def test_a_worker_told_to_stop_does_not_wait_for_a_store_that_is_away(
     report = work(home.deployment, registered, should_stop=lambda: bool(refused))
     assert (report.drained, home.status(registered)["results"]) == (True, 0)
     monkeypatch.setattr(Outcomes, "put", put)
-    home.deployment.ledger.leases.release_dead_owners(registered.job_version, lambda _owner: True)
+    home.deployment.ledger.leases.reclaim_dead(registered.job_version, lambda _owner: True)
     work(home.deployment, registered)
     assert home.status(registered)["results"] == 20
 

@@ -170,7 +170,7 @@ def test_a_lost_lease_stops_the_worker_on_that_shard(home: Home) -> None:
         leases = home.deployment.ledger.leases
         if not stolen and home.status(registered)["shards"]["leased"] == 2 and requests_in_flight(job):
             # Whoever reclaims a shard moves its epoch; to the first worker that is all that matters.
-            leases.release_dead_owners(registered.job_version, lambda _owner: True)
+            leases.reclaim_dead(registered.job_version, lambda _owner: True)
             heir = leases.claim(registered.job_version, owner="heir", lease_s=60, wanted=range(1))
             assert heir is not None
             stolen.append(heir.shard)

@@ -1,15 +1,18 @@
-"""The ledger: one database, and the five things that are kept in it."""
+"""The ledger: one database, and the things that are kept in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from batch_assets.storage.database import Database
+from batch_assets.storage.interventions import Interventions
 from batch_assets.storage.leases import Leases
 from batch_assets.storage.outcomes import Outcomes
 from batch_assets.storage.plans import Plans
 from batch_assets.storage.progress import ProgressReader
 from batch_assets.storage.publications import Publications
+from batch_assets.storage.trials import Trials
+from batch_assets.storage.waste import WasteBook
 
 
 class Ledger:
@@ -20,6 +23,9 @@ class Ledger:
         self.plans = Plans(self.database)
         self.leases = Leases(self.database)
         self.outcomes = Outcomes(self.database)
+        self.trials = Trials(self.database)
+        self.waste = WasteBook(self.database)
+        self.interventions = Interventions(self.database)
         self.progress = ProgressReader(self.database)
         self.publications = Publications(self.database)
 

@@ -17,12 +17,14 @@ import sqlalchemy as sa
 
 from batch_assets.core.leases import Lease
 from batch_assets.core.outcomes import DeadLetter, Failure, Result
-from batch_assets.errors import Fenced
 from batch_assets.storage.database import Database
+from batch_assets.storage.fencing import hold
+from batch_assets.storage.record_keys import key_columns, record_id_of, storable
 from batch_assets.storage.tables import failures, outcomes, shards, throughput
 from batch_assets.storage.upsert import insert_if_absent, insert_or_add
 
 BUCKET_S = 10
+_ID = (outcomes.c.record_id, outcomes.c.long_record_id)
 _LIST_BATCH = 5000
 
 
@@ -68,15 +70,8 @@ class Outcomes:
         """Store a flush if the lease is current. Raises Fenced, and stores nothing, when it is not."""
         lease = put.lease
         ours = (shards.c.job_version == lease.job_version, shards.c.shard == lease.shard)
-        with self._database.write() as connection:
-            # The write lock is held from here on, so the epoch cannot move before the commit.
-            row = connection.execute(
-                sa.select(shards.c.state, shards.c.epoch, shards.c.owner, shards.c.last_put_id).where(*ours)
-            ).one()
-            if (row.state, row.epoch, row.owner) != ("leased", lease.epoch, lease.owner):
-                raise Fenced(
-                    f"Shard {lease.shard} is {row.state} at epoch {row.epoch}; writes of epoch {lease.epoch} are refused."
-                )
+        with self._database.write("put") as connection:
+            row = hold(connection, lease)
             final = [failure for failure in put.failures if failure.is_final]
             if row.last_put_id == put.put_id:
                 return PutReceipt(stored=len(put.results), dead_lettered=len(final), discarded=0)
@@ -101,19 +96,23 @@ class Outcomes:
 
     def settled_ids(self, job_version: str, shard: int) -> set[str]:
         """Ids of the shard's records that have an outcome. At most one shard's worth."""
-        query = sa.select(outcomes.c.record_id).where(outcomes.c.job_version == job_version, outcomes.c.shard == shard)
+        query = sa.select(*_ID).where(outcomes.c.job_version == job_version, outcomes.c.shard == shard)
         with self._database.read() as connection:
-            return set(connection.scalars(query))
+            return {record_id_of(row) for row in connection.execute(query)}
 
     def failed_attempts(self, job_version: str, shard: int) -> dict[str, int]:
-        """How many attempts the shard's records have used up, for those that failed at least once."""
+        """How many attempts the shard's records have used up, for those that failed at least once.
+
+        What was tried before an operator put a dead letter back does not count.
+        """
+        columns = (failures.c.record_id, failures.c.long_record_id)
         query = (
-            sa.select(failures.c.record_id, sa.func.max(failures.c.attempt))
-            .where(failures.c.job_version == job_version, failures.c.shard == shard)
-            .group_by(failures.c.record_id)
+            sa.select(*columns, sa.func.max(failures.c.attempt).label("attempts"))
+            .where(failures.c.job_version == job_version, failures.c.shard == shard, failures.c.retry == 0)
+            .group_by(*columns)
         )
         with self._database.read() as connection:
-            return {row[0]: row[1] for row in connection.execute(query)}
+            return {record_id_of(row): row.attempts for row in connection.execute(query)}
 
     def results_of_shard(self, job_version: str, shard: int) -> list[StoredResult]:
         """The shard's results by record id (as text)."""
@@ -125,7 +124,7 @@ class Outcomes:
         with self._database.read() as connection:
             return [
                 StoredResult(
-                    record_id=row.record_id,
+                    record_id=record_id_of(row),
                     payload=row.payload,
                     attempt=row.attempt,
                     finish_reason=row.finish_reason,
@@ -136,34 +135,40 @@ class Outcomes:
             ]
 
     def dead_letters(self, job_version: str) -> Iterator[DeadLetter]:
-        """All dead letters of a version in (shard, record id) order, fetched in batches."""
+        """All dead letters of a version in (shard, key) order, in batches; no transaction stays open between them."""
+        place = sa.tuple_(outcomes.c.shard, outcomes.c.record_id)
         query = (
             sa.select(
-                outcomes.c.record_id,
-                outcomes.c.shard,
-                outcomes.c.reason,
-                outcomes.c.error,
-                outcomes.c.attempt,
-                outcomes.c.stored_at,
+                *_ID, outcomes.c.shard, outcomes.c.reason, outcomes.c.error, outcomes.c.attempt, outcomes.c.stored_at
             )
             .where(outcomes.c.job_version == job_version, outcomes.c.kind == "dead_letter")
             .order_by(outcomes.c.shard, outcomes.c.record_id)
+            .limit(_LIST_BATCH)
         )
-        with self._database.read() as connection:
-            for row in connection.execution_options(yield_per=_LIST_BATCH).execute(query):
+        after: tuple[int, str] = (-1, "")
+        while True:
+            with self._database.read() as connection:
+                rows = connection.execute(query.where(place > after)).all()
+            for row in rows:
                 yield DeadLetter(
-                    record_id=row.record_id,
+                    record_id=record_id_of(row),
                     shard=row.shard,
                     reason=row.reason,
                     error=row.error,
                     attempts=row.attempt,
                     at=datetime.fromtimestamp(row.stored_at, UTC).isoformat(timespec="seconds"),
                 )
+            if len(rows) < _LIST_BATCH:
+                return
+            after = (rows[-1].shard, rows[-1].record_id)
 
 
 def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:
     """Put if absent; returns how many rows were new."""
-    return connection.execute(insert_if_absent(connection, table), rows).rowcount if rows else 0
+    if not rows:
+        return 0
+    statement = insert_if_absent(connection, table).returning(table.c.shard)  # one line for each row that went in
+    return len(connection.execute(statement, rows).all())
 
 
 def _common(put: Put, now: float) -> dict[str, Any]:
@@ -179,7 +184,7 @@ def _common(put: Put, now: float) -> dict[str, Any]:
 
 def _result_row(result: Result) -> dict[str, Any]:
     return {
-        "record_id": result.record_id,
+        **key_columns(result.record_id),
         "kind": "result",
         "attempt": result.attempt,
         "payload": result.payload,
@@ -191,11 +196,11 @@ def _result_row(result: Result) -> dict[str, Any]:
 
 def _dead_row(failure: Failure) -> dict[str, Any]:
     return {
-        "record_id": failure.record_id,
+        **key_columns(failure.record_id),
         "kind": "dead_letter",
         "attempt": failure.attempt,
         "reason": failure.reason.value,
-        "error": failure.error,
+        "error": storable(failure.error),
         "prompt_tokens": failure.prompt_tokens,
         "output_tokens": failure.output_tokens,
     }
@@ -205,10 +210,10 @@ def _failure_row(put: Put, failure: Failure, now: float) -> dict[str, Any]:
     return {
         "job_version": put.lease.job_version,
         "shard": put.lease.shard,
-        "record_id": failure.record_id,
+        **key_columns(failure.record_id),
         "attempt": failure.attempt,
         "reason": failure.reason.value,
-        "error": failure.error,
+        "error": storable(failure.error),
         "epoch": put.lease.epoch,
         "worker": put.lease.owner,
         "at": now,

@@ -20,6 +20,8 @@ from batch_assets.core.shards import shard_of_row, shard_range
 from batch_assets.core.version import JobVersion
 from batch_assets.errors import StoreError, VersionError
 from batch_assets.storage.database import Database
+from batch_assets.storage.partitions import attach_partitions
+from batch_assets.storage.record_keys import key_columns, storable
 from batch_assets.storage.tables import outcomes, shards, versions
 from batch_assets.storage.upsert import insert_if_absent
 
@@ -37,6 +39,8 @@ class RegisteredVersion:
     shards: int
     pinned_at: float
     planned: bool
+    cancelled: bool
+    retired: bool
     file_sha256: str
     moved_files: Mapping[str, str] = field(default_factory=dict)  # snapshot files by digest: where they are now
 
@@ -49,7 +53,7 @@ class Plans:
 
     def register(self, version: JobVersion, *, file_sha256: str) -> None:
         """Make a pinned version known; nothing happens when it is known already."""
-        with self._database.write() as connection:
+        with self._database.write("register") as connection:
             connection.execute(
                 insert_if_absent(connection, versions),
                 {
@@ -88,7 +92,7 @@ class Plans:
     def move_files(self, job_version: str, moved: Mapping[str, str]) -> None:
         """Remember where snapshot files lie now; their content is what was pinned."""
         statement = sa.update(versions).where(versions.c.job_version == job_version)
-        with self._database.write() as connection:
+        with self._database.write("move_files") as connection:
             connection.execute(statement.values(moved_files=json.dumps(dict(moved))))
 
     def write_plan(self, version: JobVersion, dead: Iterable[tuple[int, Failure]]) -> int:
@@ -97,10 +101,15 @@ class Plans:
         `dead` yields (snapshot row number, failure). Planning again changes nothing. The whole
         plan is one transaction: claims find either no shard or all of them.
         """
-        with self._database.write() as connection:
-            planned = connection.scalar(sa.select(versions.c.planned_at).where(versions.c.job_version == version.id))
-            if planned is not None:
+        attach_partitions(self._database, version.id)
+        with self._database.write("plan") as connection:
+            known = connection.execute(
+                sa.select(versions).where(versions.c.job_version == version.id).with_for_update()
+            ).one()
+            if known.planned_at is not None:
                 return self._planned_dead_letters(connection, version.id)
+            if known.cancelled_at is not None:
+                raise VersionError(f"{version.id} was cancelled; a cancelled version is not planned.")
             now = connection.scalar(sa.select(self._database.now()))
             if now is None:
                 raise StoreError("The ledger database did not answer with its time; try again.")
@@ -125,11 +134,11 @@ class Plans:
             yield {
                 "job_version": version.id,
                 "shard": shard_of_row(row, shard_size=version.shard_size),
-                "record_id": failure.record_id,
+                **key_columns(failure.record_id),
                 "kind": "dead_letter",
                 "attempt": failure.attempt,
                 "reason": failure.reason.value,
-                "error": failure.error,
+                "error": storable(failure.error),
                 "engine": "",
                 "worker": "planner",
                 "epoch": 0,
@@ -164,6 +173,8 @@ def _registered(row: Any) -> RegisteredVersion:
         shards=row.shards,
         pinned_at=row.pinned_at,
         planned=row.planned_at is not None,
+        cancelled=row.cancelled_at is not None,
+        retired=row.retired_at is not None,
         file_sha256=row.file_sha256,
         moved_files=json.loads(row.moved_files) if row.moved_files else {},
     )

@@ -74,7 +74,7 @@ class ProgressReader:
     def of(self, job_version: str) -> Progress:
         """The version's progress; all zero before it is planned."""
         ours = shards.c.job_version == job_version
-        sums = [sa.func.coalesce(sa.func.sum(shards.c[name]), 0) for name in _SUMMED]
+        sums = [_total(shards.c[name]) for name in _SUMMED]
         with self._database.read() as connection:
             totals = connection.execute(sa.select(*sums).where(ours)).one()
             by_state = sa.select(shards.c.state, sa.func.count()).where(ours).group_by(shards.c.state)
@@ -103,7 +103,7 @@ class ProgressReader:
             return _Rate(None, None, None)
         now = float(connection.scalar(sa.select(self._database.now())) or 0.0)
         until = now / BUCKET_S if running else last + 1
-        columns = [sa.func.coalesce(sa.func.sum(throughput.c[name]), 0) for name in _RATED]
+        columns = [_total(throughput.c[name]) for name in _RATED]
         recent = throughput.c.bucket >= until - RATE_WINDOW_S / BUCKET_S
         first = connection.scalar(sa.select(sa.func.min(throughput.c.bucket)).where(ours, recent))
         done, output, _, _ = connection.execute(sa.select(*columns).where(ours, recent)).one()
@@ -139,6 +139,11 @@ class ProgressReader:
 
 _SUMMED = ("records", "results", "dead_letters", "duplicates_discarded")
 _RATED = ("outcomes", "output_tokens", "prompt_tokens", "cached_tokens")
+
+
+def _total(column: sa.Column[int]) -> sa.ColumnElement[int]:
+    """A sum that is a number even over no rows; PostgreSQL would make it a decimal."""
+    return sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
 
 
 def _shard_row(row: Any) -> ShardRow:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from batch_assets.core.verdicts import Verdict
-from batch_assets.errors import PublicationConflict
+from batch_assets.errors import GateError, PublicationConflict
 from batch_assets.storage.database import Database
-from batch_assets.storage.tables import pointers, publications, verdicts
+from batch_assets.storage.tables import pointers, publications, shards, verdicts, versions
 from batch_assets.storage.upsert import insert_if_absent, insert_or_replace
 
 
@@ -51,14 +51,22 @@ class Publications:
     def move(self, publication: Publication) -> None:
         """Switch the pointer and write the history line, in one transaction.
 
-        Raises PublicationConflict when the pointer does not show `from_version`. A publication id
-        that is in the history already has happened, and is not repeated.
+        Raises PublicationConflict when the pointer does not show `from_version`, and GateError when the
+        version has shards that are not completed. A publication id that is in the history already has
+        happened, and is not repeated.
         """
-        with self._database.write() as connection:
+        with self._database.write("publish") as connection:
             known = sa.select(publications.c.job).where(publications.c.publication_id == publication.publication_id)
             if connection.execute(known).first() is not None:
                 return
-            if self._swap(connection, publication) != 1:
+            # Whoever puts dead letters back locks the same row: a version is reopened or published, never both.
+            connection.execute(
+                sa.select(versions.c.job_version)
+                .where(versions.c.job_version == publication.to_version)
+                .with_for_update()
+            )
+            self._refuse_open_shards(connection, publication.to_version)
+            if not self._swap(connection, publication):
                 found = connection.scalar(sa.select(pointers.c.job_version).where(pointers.c.job == publication.job))
                 raise PublicationConflict(
                     f"{publication.job} shows {found or 'nothing'} now, not {publication.from_version or 'nothing'}: "
@@ -69,22 +77,36 @@ class Publications:
             row = asdict(publication)
             row["verdicts"] = json.dumps(row["verdicts"])
             row["at"] = connection.scalar(sa.select(self._database.now()))
+            last = sa.select(sa.func.coalesce(sa.func.max(publications.c.sequence), 0))
+            # The pointer's row is ours until the commit, so no other move can take the same number.
+            row["sequence"] = int(connection.scalar(last.where(publications.c.job == publication.job)) or 0) + 1
             connection.execute(sa.insert(publications), row)
 
     @staticmethod
-    def _swap(connection: sa.Connection, publication: Publication) -> int:
+    def _refuse_open_shards(connection: sa.Connection, job_version: str) -> None:
+        is_open = sa.select(shards.c.shard).where(shards.c.job_version == job_version, shards.c.state != "completed")
+        found = connection.scalar(is_open.order_by(shards.c.shard).limit(1))
+        if found is not None:
+            raise GateError(
+                f"{job_version} has shards that are not completed ({found} is the first); nothing was published."
+            )
+
+    @staticmethod
+    def _swap(connection: sa.Connection, publication: Publication) -> bool:
         values = {"job_version": publication.to_version, "publication_id": publication.publication_id}
         if publication.from_version is None:
             first = {"job": publication.job, **values}
-            return int(connection.execute(insert_if_absent(connection, pointers), first).rowcount)
+            inserted = insert_if_absent(connection, pointers).returning(pointers.c.job)
+            return connection.execute(inserted, first).first() is not None
         moved = sa.update(pointers).where(
             pointers.c.job == publication.job, pointers.c.job_version == publication.from_version
         )
-        return connection.execute(moved.values(values)).rowcount
+        return connection.execute(moved.values(values)).rowcount == 1
 
     def history(self, job: str | None = None) -> list[Publication]:
         """All moves of the pointer, the newest first."""
-        query = sa.select(publications).order_by(publications.c.at.desc())
+        order = (publications.c.at.desc(),) if job is None else (publications.c.sequence.desc(),)
+        query = sa.select(publications).order_by(*order, publications.c.sequence.desc())
         if job is not None:
             query = query.where(publications.c.job == job)
         with self._database.read() as connection:
@@ -94,7 +116,7 @@ class Publications:
         self, job_version: str, content: str, basis: Mapping[str, str], found: Sequence[Verdict]
     ) -> None:
         """Keep the latest verdict of each check, with digests of what was judged and, per check, by what."""
-        with self._database.write() as connection:
+        with self._database.write("verdicts") as connection:
             now = connection.scalar(sa.select(self._database.now()))
             statement = insert_or_replace(connection, verdicts, ("job_version", "check_name"))
             for verdict in found:

@@ -1,4 +1,7 @@
-"""The ledger's tables. The database enforces what the invariants say; the code only asks nicely.
+"""The ledger's tables as the code speaks of them.
+
+`storage/migrations` creates them, and adds what SQLAlchemy has no word for: triggers that keep shards
+to the legal moves, and on PostgreSQL the partitions. A test compares the two.
 
 I1 and I4 are one primary key: a record of a version has at most one row in `outcomes`, and that
 row is either a result or a dead letter. Keys lead with the shard, because inserts in random key
@@ -8,18 +11,23 @@ order cost four times the throughput. Times are seconds since 1970 by the databa
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy import CheckConstraint, Column, Float, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import CheckConstraint, Column, Float, Index, MetaData, String, Table, Text
 
 from batch_assets.core.leases import SHARD_STATES
 
 metadata = MetaData()
+
+# 64 bits everywhere; SQLite's INTEGER has them under its usual name.
+Integer = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
+# Keys sort by their bytes on every database, whatever language it was set up for.
+Key = String().with_variant(String(collation="C"), "postgresql")
 
 _states = ", ".join(f"'{state}'" for state in SHARD_STATES)
 
 versions = Table(
     "versions",
     metadata,
-    Column("job_version", String, primary_key=True),
+    Column("job_version", Key, primary_key=True),
     Column("job", String, nullable=False),
     Column("label", String, nullable=False),
     Column("digest", String, nullable=False, unique=True),
@@ -29,23 +37,30 @@ versions = Table(
     Column("pinned_at", Float, nullable=False),
     Column("planned_at", Float),
     Column("moved_files", Text),  # JSON: digest -> path of snapshot files that were moved after pinning
+    Column("cancelled_at", Float),
+    Column("retired_at", Float),  # its rows in `outcomes` and `failures` are gone
     Index("versions_by_job", "job", "pinned_at"),
 )
 
 shards = Table(
     "shards",
     metadata,
-    Column("job_version", String, primary_key=True),
-    Column("shard", Integer, primary_key=True),
+    Column("job_version", Key, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
     Column("state", String, nullable=False, server_default="pending"),
     Column("epoch", Integer, nullable=False, server_default="0"),
     Column("owner", String),
+    Column("claim_id", String),  # which call made the lease: that call, sent again, finds its lease
     Column("lease_expires_at", Float),
     Column("records", Integer, nullable=False),
     Column("results", Integer, nullable=False, server_default="0"),
     Column("dead_letters", Integer, nullable=False, server_default="0"),
     Column("duplicates_discarded", Integer, nullable=False, server_default="0"),
     Column("last_put_id", String),
+    Column("claimed_outcomes", Integer, nullable=False, server_default="0"),  # how many there were at the last claim
+    Column("recoveries", Integer, nullable=False, server_default="0"),  # in a row, without progress
+    Column("trouble", Text),  # what is known of the last worker that failed here
+    Column("reopened", Integer, nullable=False, server_default="0"),
     Column("sealed_key", String),
     Column("sealed_sha256", String),
     Column("sealed_bytes", Integer),
@@ -53,15 +68,22 @@ shards = Table(
     Column("completed_at", Float),
     CheckConstraint(f"state IN ({_states})", name="shard_state_is_known"),
     CheckConstraint(
-        "(state = 'leased') = (owner IS NOT NULL) AND (state = 'leased') = (lease_expires_at IS NOT NULL)",
+        "(state = 'leased') = (owner IS NOT NULL) AND (state = 'leased') = (lease_expires_at IS NOT NULL)"
+        " AND (state = 'leased' OR claim_id IS NULL)",
         name="only_leased_shards_have_an_owner",
     ),
+    CheckConstraint("state <> 'leased' OR epoch > 0", name="leased_shards_have_an_epoch"),
     CheckConstraint(
         "state <> 'completed' OR (results + dead_letters = records AND sealed_key IS NOT NULL"
         " AND sealed_sha256 IS NOT NULL)",
         name="completed_shards_are_whole_and_sealed",
     ),
+    CheckConstraint("state = 'completed' OR sealed_key IS NULL", name="only_completed_shards_are_sealed"),
+    CheckConstraint("state <> 'needs_operator' OR trouble IS NOT NULL", name="the_operator_is_told_why"),
     CheckConstraint("results + dead_letters <= records", name="no_more_outcomes_than_records"),
+    CheckConstraint(
+        "results >= 0 AND dead_letters >= 0 AND records > 0 AND epoch >= 0", name="shard_counts_are_counts"
+    ),
     Index("shards_by_state", "job_version", "state", "shard"),
     sqlite_with_rowid=False,
 )
@@ -69,9 +91,10 @@ shards = Table(
 outcomes = Table(
     "outcomes",
     metadata,
-    Column("job_version", String, primary_key=True),
-    Column("shard", Integer, primary_key=True),
-    Column("record_id", String, primary_key=True),
+    Column("job_version", Key, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("record_id", Key, primary_key=True),  # as storage/record_keys.py writes it
+    Column("long_record_id", Text),  # the id itself, where it is too long for a key
     Column("kind", String, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("payload", Text),
@@ -98,29 +121,73 @@ outcomes = Table(
         postgresql_where=sa.text("kind = 'dead_letter'"),
     ),
     sqlite_with_rowid=False,
+    postgresql_partition_by="LIST (job_version)",
 )
 
 failures = Table(
     "failures",
     metadata,
-    Column("job_version", String, primary_key=True),
-    Column("shard", Integer, primary_key=True),
-    Column("record_id", String, primary_key=True),
-    Column("attempt", Integer, primary_key=True),
+    Column("job_version", Key, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("record_id", Key, primary_key=True),
+    Column("retry", Integer, primary_key=True, autoincrement=False, server_default="0"),  # 0: counts now
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("long_record_id", Text),
     Column("reason", String, nullable=False),
     Column("error", Text, nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("worker", String, nullable=False),
     Column("at", Float, nullable=False),
+    CheckConstraint("attempt >= 0 AND retry >= 0", name="attempts_are_counted_from_one"),
     sqlite_with_rowid=False,
+    postgresql_partition_by="LIST (job_version)",
+)
+
+# Who is suspected of killing engines or workers, by shard; see core/suspects.py.
+trials = Table(
+    "trials",
+    metadata,
+    Column("job_version", Key, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", Integer, nullable=False),
+    Column("suspects", Text, nullable=False),  # JSON: groups of record ids, the one on trial first
+    Column("running", Integer, nullable=False),  # 1: the first group was about to go into the engine
+    Column("at", Float, nullable=False),
+    CheckConstraint("running IN (0, 1)", name="a_trial_runs_or_waits"),
+)
+
+# Dead letters that an operator has put back, class by class; `failures.retry` points here.
+retries = Table(
+    "retries",
+    metadata,
+    Column("job_version", Key, primary_key=True),
+    Column("retry", Integer, primary_key=True, autoincrement=False),
+    Column("reason", String, nullable=False),
+    Column("records", Integer, nullable=False),
+    Column("who", String, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+# Work that ended in no stored result, by cause. One row per lease and cause, so that writing it
+# again after a lost answer adds nothing.
+waste = Table(
+    "waste",
+    metadata,
+    Column("job_version", Key, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column("cause", String, primary_key=True),
+    Column("records", Integer, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
 )
 
 # What was done in each ten seconds, for rates and forecasts: a few hundred rows an hour.
 throughput = Table(
     "throughput",
     metadata,
-    Column("job_version", String, primary_key=True),
-    Column("bucket", Integer, primary_key=True),
+    Column("job_version", Key, primary_key=True),
+    Column("bucket", Integer, primary_key=True, autoincrement=False),
     Column("outcomes", Integer, nullable=False),
     Column("prompt_tokens", Integer, nullable=False),
     Column("cached_tokens", Integer, nullable=False),
@@ -130,7 +197,7 @@ throughput = Table(
 verdicts = Table(
     "verdicts",
     metadata,
-    Column("job_version", String, primary_key=True),
+    Column("job_version", Key, primary_key=True),
     Column("check_name", String, primary_key=True),
     Column("content_sha256", String, nullable=False),
     Column("basis_sha256", String, nullable=False),
@@ -151,8 +218,9 @@ publications = Table(
     Column("who", String, nullable=False),
     Column("verdicts", Text, nullable=False),
     Column("at", Float, nullable=False),
+    Column("sequence", Integer, nullable=False),  # of the job's moves; the clock may give two the same time
     CheckConstraint("kind IN ('publish', 'rollback')", name="publication_kind_is_known"),
-    Index("publications_by_job", "job", "at"),
+    Index("publications_by_job", "job", "sequence", unique=True),
 )
 
 pointers = Table(

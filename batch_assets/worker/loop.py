@@ -167,7 +167,7 @@ class Worker:
         version, claimed_at = self.version.id, time.monotonic()
         claim = self.ledger.leases.claim
         lease = claim(version, owner=self.owner, lease_s=self.limits.lease_s, wanted=self.wanted)
-        if lease is None and self.ledger.leases.release_dead_owners(version, is_dead_local_owner):
+        if lease is None and self.ledger.leases.reclaim_dead(version, is_dead_local_owner):
             lease = claim(version, owner=self.owner, lease_s=self.limits.lease_s, wanted=self.wanted)
         if lease is None:
             self._claim_again_at = time.monotonic() + IDLE_POLL_S / 2
