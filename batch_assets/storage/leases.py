@@ -97,7 +97,10 @@ class Leases:
         `trouble` says that the worker could not get on with this shard. When that has happened too often
         without any progress, the shard waits for an operator.
         """
-        values: dict[str, Any] = {"state": "pending"}
+        values: dict[str, Any] = {
+            "state": "pending",
+            "recoveries": sa.case((_progress(), 0), else_=shards.c.recoveries),
+        }
         if trouble is not None:
             values = _given_up(recoveries_max) | {"trouble": storable(trouble)}
         with self._database.write("release") as connection:
@@ -202,12 +205,16 @@ class Leases:
 
 def _given_up(recoveries_max: int) -> dict[str, Any]:
     """A worker has ended here without finishing: again at the same point, or has it stored something?"""
-    progress = shards.c.results + shards.c.dead_letters > shards.c.claimed_outcomes
-    recoveries = sa.case((progress, 1), else_=shards.c.recoveries + 1)
+    recoveries = sa.case((_progress(), 1), else_=shards.c.recoveries + 1)
     return {
         "recoveries": recoveries,
         "state": sa.case((recoveries >= recoveries_max, "needs_operator"), else_="pending"),
     }
+
+
+def _progress() -> sa.ColumnElement[bool]:
+    """Something was stored under this claim."""
+    return shards.c.results + shards.c.dead_letters > shards.c.claimed_outcomes
 
 
 def _within(wanted: range) -> sa.ColumnElement[bool]:
