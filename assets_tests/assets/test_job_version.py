@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import dagster as dg
 import pytest
-import sqlalchemy as sa
 
 from assets_tests.assets.conftest import Project, plain_metadata
 from assets_tests.factories import record_id, write_script
@@ -15,7 +14,6 @@ from batch_assets.assets import gpu_step
 from batch_assets.assets.runs import LAUNCHER_TAG
 from batch_assets.operations.plan import plan
 from batch_assets.operations.work import work
-from batch_assets.storage.tables import shards
 
 LOG = {"requests_log": "requests.jsonl"}
 KILLER = {"records": {record_id(12): {"kills_engine": True}}}
@@ -161,9 +159,11 @@ def test_settle_names_the_missing_shards(
     project.make_job(records=30, shard_size=5)
     version = project.pin()
     plan(project.deployment, version)
-    with project.deployment.ledger.database.write() as connection:
-        broken = sa.update(shards).where(shards.c.shard.in_((1, 3, 4))).values(state="needs_operator")
-        connection.execute(broken)
+    leases = project.deployment.ledger.leases
+    for shard in (1, 3, 4):
+        lease = leases.claim(version.job_version, owner="w", lease_s=60, wanted=range(shard, shard + 1))
+        assert lease is not None
+        leases.release(lease, trouble="cannot be read", recoveries_max=1)
     result = project.run(version)
     assert not result.success
     assert "3 of 6 shards" in failure_text(result)

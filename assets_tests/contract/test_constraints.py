@@ -77,14 +77,14 @@ INSERTS: dict[str, list[tuple[sa.Table, dict[str, object]]]] = {
         (failures, {"attempt": -1}),
         (failures, {"attempt": 1, "retry": -1}),
     ],
-    "a_trial_runs_or_waits": [(trials, {"running": 2})],
+    "a_trial_runs_or_waits": [(trials, {"running": 2}), (trials, {"everyone": -1})],
     "publication_kind_is_known": [(publications, {"kind": "rename"})],
 }
 FILLED = {
     outcomes: {"attempt": 1, "engine": "e", "worker": "w", "epoch": 1, "prompt_tokens": 0, "output_tokens": 0,
                "stored_at": 1.0, "record_id": "new", "shard": 1},
     failures: {"record_id": "new", "shard": 1, "reason": "timeout", "error": "e", "epoch": 1, "worker": "w", "at": 1.0},
-    trials: {"shard": 1, "epoch": 1, "suspects": "[]", "at": 1.0},
+    trials: {"shard": 1, "epoch": 1, "suspects": "[]", "everyone": 0, "running": 0, "at": 1.0},
     publications: {"publication_id": "p", "job": "j", "to_version": "v", "who": "me", "verdicts": "{}", "at": 1.0,
                    "sequence": 1},
 }  # fmt: skip

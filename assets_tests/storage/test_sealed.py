@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from assets_tests.ledgers import small_version
 from batch_assets.core.output_schema import SchemaSourceError, enum_fields, load_output_model
 from batch_assets.core.spec import SnapshotSpec
-from batch_assets.errors import StoreError
+from batch_assets.errors import ShardTrouble
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.outcomes import StoredResult
 from batch_assets.storage.sealed import Sealer
@@ -95,7 +95,7 @@ def test_sealing_twice_gives_the_same_file(sealer: Sealer) -> None:
 def test_a_file_with_other_rows_is_never_overwritten(sealer: Sealer) -> None:
     """Put if absent: what stands stays, and the difference is an error."""
     sealer.seal(0, [stored("4", BARE.model_dump_json())])
-    with pytest.raises(StoreError, match="other rows than the ledger has"):
+    with pytest.raises(ShardTrouble, match="other rows than the ledger has"):
         sealer.seal(0, [stored("4", FULL.model_dump_json())])
 
 
@@ -107,7 +107,7 @@ def test_a_shard_without_results_is_sealed_too(sealer: Sealer, tmp_path: Path) -
 
 def test_a_result_of_another_shard_is_not_sealed(sealer: Sealer) -> None:
     """A result whose record is not in the shard's rows is an error, not a lost row."""
-    with pytest.raises(StoreError, match="only 0 of them are in the snapshot"):
+    with pytest.raises(ShardTrouble, match="only 0 of them are in the snapshot"):
         sealer.seal(0, [stored("31", BARE.model_dump_json())])
 
 

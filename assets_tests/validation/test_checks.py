@@ -38,7 +38,8 @@ def rewrite(home: Home, registered: RegisteredVersion, shard: int, change: Calla
     row = list(home.deployment.ledger.progress.shards(registered.job_version))[shard]
     path = home.deployment.objects.path(str(row.sealed_key))
     pq.write_table(change(pq.read_table(path)), path)
-    with home.deployment.ledger.database.write() as connection:
+    with home.deployment.ledger.database.write("tamper") as connection:
+        connection.exec_driver_sql("DROP TRIGGER IF EXISTS terminal_shards_never_change")  # no code of ours could
         ours = (shards.c.job_version == registered.job_version, shards.c.shard == shard)
         connection.execute(sa.update(shards).where(*ours).values(sealed_sha256=sha256_of(path)))
 

@@ -100,8 +100,7 @@ def test_a_worker_told_to_stop_does_not_wait_for_a_store_that_is_away(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk and a notice at once: the worker ends in time, and the next one asks for everything again."""
-    monkeypatch.setattr("batch_assets.worker.loop.DRAIN_S", 1.0)
-    make_job(home.jobs, records=20, script={})
+    make_job(home.jobs, records=20, script={}, drain_s=1.0)
     registered = home.pinned()
     put = Outcomes.put
     refused: list[Put] = []

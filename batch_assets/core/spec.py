@@ -156,6 +156,14 @@ class JobSpec(Strict):
     workers: int = Field(1, ge=1, le=256)
     lease_s: float = Field(600, gt=0, description="a silent worker's shard goes to another after this")
     renew_every_s: float = Field(30, gt=0)
+    recoveries_max: int = Field(
+        5,
+        ge=1,
+        description="workers lost or failed in a row on a shard, without progress, until it waits for an operator",
+    )
+    drain_s: float = Field(
+        20, gt=0, description="after a stop notice; less than what the scheduler leaves between SIGTERM and SIGKILL"
+    )
     engine: EngineSpec = EngineSpec()
     gate: GateSpec = GateSpec()
 

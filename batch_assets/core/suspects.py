@@ -12,7 +12,7 @@ engine is written down before it goes in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 Groups = tuple[tuple[str, ...], ...]
@@ -45,13 +45,31 @@ def acquit(trial: Trial) -> Trial:
     return Trial(groups=trial.groups[1:])
 
 
-def suspect_all(ids: Sequence[str], *, group_max: int) -> Groups:
-    """Everybody is suspected: groups that fit into the engine's window."""
-    return tuple(tuple(ids[first : first + group_max]) for first in range(0, len(ids), group_max))
+@dataclass(frozen=True, kw_only=True)
+class ShardTrial:
+    """The part of a trial that belongs to one shard, as it is kept for the next worker."""
+
+    groups: Groups = ()
+    everyone: bool = False  # the records that are in no group run in groups as well: they are suspects, too
+    running: bool = False  # the first group is in the engine
+
+    def __bool__(self) -> bool:
+        return bool(self.groups) or self.everyone
 
 
-def without(groups: Groups, settled: Iterable[str]) -> Groups:
-    """The groups without those who have an outcome meanwhile."""
-    gone = set(settled)
-    left = (tuple(one for one in group if one not in gone) for group in groups)
-    return tuple(group for group in left if group)
+def take_up(left: ShardTrial, settled: Collection[str]) -> tuple[ShardTrial, str | None]:
+    """Go on where a worker has left off: the trial to continue, and who stood alone when it died.
+
+    `settled` are the records that have an outcome. A group that was in the engine when its worker ended
+    without notice is halved, unless some of it were answered meanwhile: then the worker may as well have
+    been evicted, and the others are tried once more before anybody is blamed.
+    """
+    groups = tuple(tuple(one for one in group if one not in settled) for group in left.groups)
+    others = tuple(group for group in groups[1:] if group)
+    first = groups[0] if groups else ()
+    if not first:
+        return ShardTrial(groups=others, everyone=left.everyone), None
+    if not left.running or len(first) < len(left.groups[0]):
+        return ShardTrial(groups=(first, *others), everyone=left.everyone), None
+    trial, culprit = accuse(Trial(groups=others), first)
+    return ShardTrial(groups=trial.groups, everyone=left.everyone), culprit

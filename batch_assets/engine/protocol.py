@@ -85,6 +85,9 @@ class Engine(Protocol):
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget these requests; they will not be answered. Unknown ids are ignored."""
 
+    def processes(self) -> tuple[int, ...]:
+        """Ids of the processes that the engine runs in besides this one; what to end if we cannot."""
+
     def shutdown(self, deadline_s: float) -> None:
         """Stop the engine and its processes; kill what has not ended by the deadline. Idempotent."""
 

@@ -10,6 +10,8 @@
       T-0011: {never_returns: true}
       T-0012: {kills_engine: true}
       T-0013: {delay_s: 1.5}
+      T-0014: {kills_worker: true}        # as kill -9 of the whole worker
+      T-0015: {hangs_engine: true}        # alive, and silent until it is started again
 
 The line `records:` may be left out and the ids written at the top level. Records that are not named
 are answered at once, after the default delay.
@@ -31,6 +33,9 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+_OUTCOMES = ("text", "error", "never_returns", "kills_engine", "kills_worker", "hangs_engine")
+
+
 class Behaviour(_Strict):
     """What happens to one record. Left out means: as without a script."""
 
@@ -40,13 +45,15 @@ class Behaviour(_Strict):
     fail_attempts: int = Field(0, ge=0, description="the first so many attempts fail")
     never_returns: bool = Field(False, description="the request is never answered")
     kills_engine: bool = Field(False, description="the engine dies of it, and with it all requests in flight")
+    kills_worker: bool = Field(False, description="the worker's process dies of it, as by kill -9")
+    hangs_engine: bool = Field(False, description="the engine stays alive and answers nothing more")
     delay_s: float | None = Field(None, ge=0, description="from submission to whatever happens")
 
     @model_validator(mode="after")
     def _one_outcome(self) -> Behaviour:
         if not self.model_fields_set:
             raise ValueError(f"says nothing; give at least one of {', '.join(Behaviour.model_fields)}")
-        outcomes = [name for name in ("text", "error", "never_returns", "kills_engine") if getattr(self, name)]
+        outcomes = [name for name in _OUTCOMES if getattr(self, name)]
         if len(outcomes) > 1:
             raise ValueError(f"has {' and '.join(outcomes)}; only one of them can happen")
         return self
@@ -57,6 +64,7 @@ class Defaults(_Strict):
 
     delay_s: float = Field(0.0, ge=0, description="from submission to answer")
     start_s: float = Field(0.0, ge=0, description="how long the engine takes to start")
+    process: bool = Field(False, description="the engine lives in a process of its own, and dies with it")
 
 
 class Script(_Strict):

@@ -10,6 +10,8 @@ import heapq
 import json
 import math
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from batch_assets.errors import EngineDied, EngineUnavailable, SpecError
 _VERSION = "1"  # changes when the same record id would get another answer
 _IN_FLIGHT_MAX = 256
 _BYTES_PER_TOKEN = 4
+_PROCESS = ("sleep", "infinity")
 _AS_USUAL = Behaviour(delay_s=None)
 
 
@@ -49,6 +52,8 @@ class ScriptedEngine:
         self._waiting: dict[str, EngineRequest] = {}  # by request id; aborted ones are gone from here
         self._arrivals = 0
         self._log: int | None = None  # file descriptor of the requests log
+        self._process: subprocess.Popen[bytes] | None = None  # stands for the real engine's
+        self._hangs = False
 
     def start(self, deadline_s: float) -> EngineInfo:
         self._stop()
@@ -60,6 +65,8 @@ class ScriptedEngine:
                 "defaults.start_s in the script or raise engine.start_deadline_s."
             )
         self._log = self._open_log()
+        if self._script.defaults.process:
+            self._process = subprocess.Popen(_PROCESS, start_new_session=True)
         self._running = True
         return EngineInfo(kind="scripted", version=_VERSION, device="cpu", in_flight_max=_IN_FLIGHT_MAX)
 
@@ -81,7 +88,7 @@ class ScriptedEngine:
             if found := self._take_due(time.monotonic()):
                 return found
             self._raise_if_dead()
-            wake_at = min(end, self._due[0].at) if self._due else end
+            wake_at = min(end, self._due[0].at) if self._due and not self._hangs else end
             if (wait_s := wake_at - time.monotonic()) > 0:
                 time.sleep(wait_s)
             elif wake_at == end:
@@ -91,11 +98,18 @@ class ScriptedEngine:
         for request_id in request_ids:
             self._waiting.pop(request_id, None)
 
+    def processes(self) -> tuple[int, ...]:
+        return () if self._process is None else (self._process.pid,)
+
     def shutdown(self, deadline_s: float) -> None:
         self._stop()
 
     def _stop(self) -> None:
-        self._running = False
+        self._running = self._hangs = False
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
         self._due.clear()
         self._waiting.clear()
         if self._log is not None:
@@ -103,6 +117,8 @@ class ScriptedEngine:
             self._log = None
 
     def _raise_if_dead(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self._stop()
         if not self._running:
             raise EngineDied("The scripted engine is not running; requests in flight have no answer. Start it again.")
 
@@ -112,21 +128,30 @@ class ScriptedEngine:
     def _take_due(self, now: float) -> list[Completion]:
         """Answers due by now, up to the first request that kills the engine."""
         found: list[Completion] = []
-        while self._due and self._due[0].at <= now:
+        while self._due and self._due[0].at <= now and not self._hangs:
             request = self._due[0].request
             if self._waiting.get(request.request_id) is not request:  # aborted
                 heapq.heappop(self._due)
                 continue
-            if self._behaviour(request).kills_engine:
+            behaviour = self._behaviour(request)
+            if behaviour.kills_engine or behaviour.kills_worker or behaviour.hangs_engine:
                 if not found:  # what was answered before is delivered before
                     self._write_log(request)
-                    self._stop()
+                    self._misbehave(behaviour)
                 return found
             heapq.heappop(self._due)
             del self._waiting[request.request_id]
             found.append(self._answer(request))
             self._write_log(request)
         return found
+
+    def _misbehave(self, behaviour: Behaviour) -> None:
+        if behaviour.kills_worker:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif behaviour.hangs_engine:
+            self._hangs = True
+        else:
+            self._stop()
 
     def _answer(self, request: EngineRequest) -> Completion:
         behaviour = self._behaviour(request)

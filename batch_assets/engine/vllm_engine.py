@@ -99,6 +99,9 @@ class VllmEngine:
         if keys and self._driver is not None:
             self._driver.inbox.put(keys)
 
+    def processes(self) -> tuple[int, ...]:
+        return () if self._driver is None else self._driver.pids
+
     def shutdown(self, deadline_s: float) -> None:
         driver, self._driver = self._driver, None
         self._in_flight.clear()
@@ -157,6 +160,10 @@ class _Driver(threading.Thread):
         if not self._engine_is_alive() and self._outbox.empty():
             reason = self._failure or "its process is gone"
             raise EngineDied(f"The engine died: {reason}. Requests in flight have no answer; start it again.")
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(child.pid for child in self._children if child.pid is not None)
 
     def _engine_is_alive(self) -> bool:
         return self._failure is None and all(child.is_alive() for child in self._children)

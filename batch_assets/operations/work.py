@@ -19,6 +19,7 @@ from batch_assets.storage.sealed import Sealer
 from batch_assets.worker.committer import Committer, ShardSealed
 from batch_assets.worker.identity import owner_name
 from batch_assets.worker.loop import Worker
+from batch_assets.worker.orphans import EngineProcesses
 from batch_assets.worker.report import ShardStats, WorkerLimits, WorkerReport
 
 
@@ -77,6 +78,7 @@ def work(
         limits=_limits(job),
         on_sealed=on_sealed,
         should_stop=should_stop,
+        engine_processes=EngineProcesses(deployment.settings.root / "engines"),
     )
     return worker.run()
 
@@ -105,4 +107,6 @@ def _limits(job: Job) -> WorkerLimits:
         progress_deadline_s=engine.progress_deadline_s,
         record_deadline_s=engine.record_deadline_s,
         restarts_max=engine.restarts_max,
+        recoveries_max=job.spec.recoveries_max,
+        drain_s=job.spec.drain_s,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -75,6 +76,7 @@ class Interventions:
         Completed shards stay completed. Raises GateError for a published version: readers see it.
         """
         with self._database.write("cancel") as connection:
+            _lock(connection, job_version)
             _refuse_published(connection, job_version, "cancelled")
             open_shards = sa.update(shards).where(
                 shards.c.job_version == job_version, shards.c.state.in_(("pending", "leased", "needs_operator"))
@@ -99,9 +101,7 @@ class Interventions:
         """
         dead = (outcomes.c.job_version == job_version, outcomes.c.kind == "dead_letter", outcomes.c.reason == reason)
         with self._database.write("retry_dead_letters") as connection:
-            version = connection.execute(
-                sa.select(versions).where(versions.c.job_version == job_version).with_for_update()
-            ).one()
+            version = _lock(connection, job_version)
             _refuse_published(connection, job_version, "changed")
             if version.cancelled_at is not None or version.retired_at is not None:
                 raise VersionError(f"{job_version} was {'cancelled' if version.cancelled_at else 'retired'} for good.")
@@ -164,9 +164,7 @@ class Interventions:
         table are kept. Raises GateError while shards are open or readers see the version.
         """
         with self._database.write("retire") as connection:
-            row = connection.execute(
-                sa.select(versions).where(versions.c.job_version == job_version).with_for_update()
-            ).one()
+            row = _lock(connection, job_version)
             _refuse_published(connection, job_version, "retired")
             states = _states(connection, job_version)
             open_shards = sum(states.get(state, 0) for state in ("pending", "leased", "needs_operator"))
@@ -189,12 +187,26 @@ class Interventions:
     def forget(self, job_version: str) -> None:
         """Remove a retired version that was never published, as if it had not been pinned."""
         with self._database.write("forget") as connection:
-            published = sa.select(publications.c.to_version)
-            gone = sa.and_(versions.c.job_version == job_version, versions.c.retired_at.is_not(None))
-            removed = sa.delete(versions).where(gone, versions.c.job_version.not_in(published))
-            if connection.execute(removed).rowcount:
-                for table in (shards, trials, retries, waste, throughput, verdicts):
-                    connection.execute(sa.delete(table).where(table.c.job_version == job_version))
+            version = connection.execute(_version(job_version)).first()
+            published = sa.select(publications.c.publication_id).where(publications.c.to_version == job_version)
+            if version is None or version.retired_at is None or connection.execute(published.limit(1)).first():
+                return
+            for table in (versions, shards, trials, retries, waste, throughput, verdicts):
+                connection.execute(sa.delete(table).where(table.c.job_version == job_version))
+        # Retiring may have been cut short before the rows went; a version pinned anew must not find them.
+        drop_rows(self._database, job_version)
+
+
+def _version(job_version: str) -> sa.Select[Any]:
+    """The version's row, locked: it is planned, published, reopened, withdrawn or retired one at a time."""
+    return sa.select(versions).where(versions.c.job_version == job_version).with_for_update()
+
+
+def _lock(connection: sa.Connection, job_version: str) -> Any:
+    row = connection.execute(_version(job_version)).first()
+    if row is None:
+        raise VersionError(f"No job version {job_version!r} is known here; `batch-assets versions` lists them.")
+    return row
 
 
 def _states(connection: sa.Connection, job_version: str) -> dict[str, int]:

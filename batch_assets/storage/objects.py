@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import obstore
-from obstore.exceptions import AlreadyExistsError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore
 
 from batch_assets.errors import StoreError
@@ -29,11 +30,12 @@ class Objects:
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Store an object durably; False when there is one already, which is then left alone."""
-        try:
-            obstore.put(self._store, key, data, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return self.get(key) == data
-        _make_durable(self.path(key))
+        with _explained(f"{key} could not be stored in {self.root}"):
+            try:
+                obstore.put(self._store, key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return self.get(key) == data
+            _make_durable(self.path(key))
         return True
 
     def put_file_if_absent(self, key: str, file: Path) -> None:
@@ -42,19 +44,22 @@ class Objects:
         `file` must lie on the store's disk: it is linked into place, which only one writer can do.
         """
         target = self.path(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.link(file, target)
-        _make_durable(target)
+        with _explained(f"{key} could not be stored in {self.root}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.link(file, target)
+            _make_durable(target)
 
     def replace(self, key: str, data: bytes) -> None:
         """Overwrite a derived object in one step. Nothing that is a truth of its own goes here."""
-        obstore.put(self._store, key, data, use_multipart=False)
+        with _explained(f"{key} could not be stored in {self.root}"):
+            obstore.put(self._store, key, data, use_multipart=False)
 
     def get(self, key: str) -> bytes:
         """An object's bytes. Raises StoreError when it is missing."""
         try:
-            return bytes(obstore.get(self._store, key).bytes())
+            with _explained(f"{key} could not be read from {self.root}"):
+                return bytes(obstore.get(self._store, key).bytes())
         except FileNotFoundError as error:
             raise StoreError(f"The object {key} is missing from {self.root}; restore it from a backup.") from error
 
@@ -64,6 +69,18 @@ class Objects:
     def path(self, key: str) -> Path:
         """Where a reader on this machine finds the object."""
         return self.root / key
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """The store's and the disk's errors as ours; a missing object is the caller's business."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (BaseError, OSError) as error:
+        text = " ".join(str(error).split())
+        raise StoreError(f"{what}: {text}. Mend the cause and try again; nothing is lost.") from error
 
 
 def sha256_of(path: Path) -> str:

@@ -8,6 +8,7 @@ nothing twice.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,9 +18,10 @@ import sqlalchemy as sa
 
 from batch_assets.core.leases import Lease
 from batch_assets.core.outcomes import DeadLetter, Failure, Result
+from batch_assets.core.waste import Wasted
 from batch_assets.storage.database import Database
 from batch_assets.storage.fencing import hold
-from batch_assets.storage.record_keys import key_columns, record_id_of, storable
+from batch_assets.storage.record_keys import key_columns, record_id_of, record_key, storable
 from batch_assets.storage.tables import failures, outcomes, shards, throughput
 from batch_assets.storage.upsert import insert_if_absent, insert_or_add
 
@@ -46,6 +48,7 @@ class PutReceipt:
     stored: int  # results
     dead_lettered: int
     discarded: int  # second writers of a record: counted, not an error
+    wasted: Wasted = field(default_factory=Wasted)  # what went into those
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +80,10 @@ class Outcomes:
                 return PutReceipt(stored=len(put.results), dead_lettered=len(final), discarded=0)
             now = float(connection.scalar(sa.select(self._database.now())) or 0.0)
             common = _common(put, now)
-            stored = _insert(connection, outcomes, [{**common, **_result_row(result)} for result in put.results])
-            dead = _insert(connection, outcomes, [{**common, **_dead_row(failure)} for failure in final])
+            new_results = _insert(connection, outcomes, [{**common, **_result_row(result)} for result in put.results])
+            new_dead = _insert(connection, outcomes, [{**common, **_dead_row(failure)} for failure in final])
             _insert(connection, failures, [_failure_row(put, failure, now) for failure in put.failures])
+            stored, dead = len(new_results), len(new_dead)
             discarded = len(put.results) + len(final) - stored - dead
             connection.execute(
                 sa.update(shards)
@@ -92,7 +96,8 @@ class Outcomes:
                 )
             )
             _count_throughput(connection, put, done=stored + dead, now=now)
-        return PutReceipt(stored=stored, dead_lettered=dead, discarded=discarded)
+        wasted = _discarded(put.results, new_results)
+        return PutReceipt(stored=stored, dead_lettered=dead, discarded=discarded, wasted=wasted)
 
     def settled_ids(self, job_version: str, shard: int) -> set[str]:
         """Ids of the shard's records that have an outcome. At most one shard's worth."""
@@ -163,12 +168,25 @@ class Outcomes:
             after = (rows[-1].shard, rows[-1].record_id)
 
 
-def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:
-    """Put if absent; returns how many rows were new."""
+def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> list[str]:
+    """Put if absent; returns the keys of the rows that were new."""
     if not rows:
-        return 0
-    statement = insert_if_absent(connection, table).returning(table.c.shard)  # one line for each row that went in
-    return len(connection.execute(statement, rows).all())
+        return []
+    statement = insert_if_absent(connection, table).returning(table.c.record_id)
+    return list(connection.scalars(statement, rows))
+
+
+def _discarded(results: Sequence[Result], new: Sequence[str]) -> Wasted:
+    """What went into results that were not the first of their record."""
+    if len(new) == len(results):
+        return Wasted()
+    missing = Counter(record_key(result.record_id) for result in results) - Counter(new)
+    late = [result for result in results if missing[record_key(result.record_id)]]
+    return Wasted(
+        records=len(results) - len(new),
+        prompt_tokens=sum(result.prompt_tokens for result in late),
+        output_tokens=sum(result.output_tokens for result in late),
+    )
 
 
 def _common(put: Put, now: float) -> dict[str, Any]:

@@ -56,15 +56,15 @@ class Publications:
         happened, and is not repeated.
         """
         with self._database.write("publish") as connection:
-            known = sa.select(publications.c.job).where(publications.c.publication_id == publication.publication_id)
-            if connection.execute(known).first() is not None:
-                return
             # Whoever puts dead letters back locks the same row: a version is reopened or published, never both.
             connection.execute(
                 sa.select(versions.c.job_version)
                 .where(versions.c.job_version == publication.to_version)
                 .with_for_update()
             )
+            known = sa.select(publications.c.job).where(publications.c.publication_id == publication.publication_id)
+            if connection.execute(known).first() is not None:
+                return  # after the lock: the first try may have been committing until now
             self._refuse_open_shards(connection, publication.to_version)
             if not self._swap(connection, publication):
                 found = connection.scalar(sa.select(pointers.c.job_version).where(pointers.c.job == publication.job))

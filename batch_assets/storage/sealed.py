@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from batch_assets.core.shards import partition_key, shard_range
 from batch_assets.core.version import JobVersion
-from batch_assets.errors import StoreError
+from batch_assets.errors import ShardTrouble
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.outcomes import StoredResult
 from batch_assets.storage.snapshots import SnapshotReader
@@ -37,8 +37,10 @@ class SealedFile:
     rows: int
 
 
-def sealed_key(version: JobVersion, shard: int) -> str:
-    return f"results/{version.job}/{version.id}/shard-{partition_key(shard)}.parquet"
+def sealed_key(version: JobVersion, shard: int, *, reopened: int = 0) -> str:
+    """A shard that was reopened is sealed under another key: sealed files are never replaced."""
+    again = f".r{reopened}" if reopened else ""
+    return f"results/{version.job}/{version.id}/shard-{partition_key(shard)}{again}.parquet"
 
 
 def sealed_schema(version: JobVersion, model: type[BaseModel], snapshot: pa.Schema) -> pa.Schema:
@@ -69,18 +71,18 @@ class Sealer:
         self._objects = objects
         self._schema = sealed_schema(version, model, reader.schema())
 
-    def seal(self, shard: int, results: list[StoredResult]) -> SealedFile:
+    def seal(self, shard: int, results: list[StoredResult], *, reopened: int = 0) -> SealedFile:
         """Write the shard's file, put if absent; returns what stands in the store afterwards.
 
-        Raises StoreError when a different file stands there already.
+        Raises ShardTrouble when a different file stands there already, or the results are not the snapshot's.
         """
         data = self._encode(shard, results)
-        key = sealed_key(self._version, shard)
+        key = sealed_key(self._version, shard, reopened=reopened)
         if not self._objects.put_if_absent(key, data):
             # Another sealer came first. Same rows in other bytes (another Parquet writer) is fine.
             stored = self._objects.get(key)
             if not pq.read_table(io.BytesIO(stored)).equals(pq.read_table(io.BytesIO(data))):
-                raise StoreError(
+                raise ShardTrouble(
                     f"{key} holds other rows than the ledger has for shard {shard}. Move the file away and run again; "
                     "then find out who wrote it."
                 )
@@ -98,7 +100,7 @@ class Sealer:
             if str(source[pin.record_id]) in by_id
         ]
         if len(table_rows) != len(results):
-            raise StoreError(
+            raise ShardTrouble(
                 f"Shard {shard} has {len(results)} results, but only {len(table_rows)} of them are in the snapshot."
             )
         table_rows.sort(key=lambda row: row[pin.record_id])

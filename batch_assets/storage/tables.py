@@ -151,9 +151,10 @@ trials = Table(
     Column("shard", Integer, primary_key=True, autoincrement=False),
     Column("epoch", Integer, nullable=False),
     Column("suspects", Text, nullable=False),  # JSON: groups of record ids, the one on trial first
+    Column("everyone", Integer, nullable=False),  # 1: all others of the shard run in groups as well
     Column("running", Integer, nullable=False),  # 1: the first group was about to go into the engine
     Column("at", Float, nullable=False),
-    CheckConstraint("running IN (0, 1)", name="a_trial_runs_or_waits"),
+    CheckConstraint("running IN (0, 1) AND everyone IN (0, 1)", name="a_trial_runs_or_waits"),
 )
 
 # Dead letters that an operator has put back, class by class; `failures.retry` points here.

@@ -7,24 +7,15 @@ knows who was in there. The reasoning is in `core/suspects.py`.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from batch_assets.core.leases import Lease
-from batch_assets.core.suspects import Groups
+from batch_assets.core.suspects import ShardTrial
 from batch_assets.storage.database import Database
 from batch_assets.storage.fencing import hold
 from batch_assets.storage.tables import shards, trials
 from batch_assets.storage.upsert import insert_or_replace
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTrial:
-    """A shard's suspects as the last worker left them."""
-
-    groups: Groups
-    running: bool  # the first group was in the engine when its worker ended without notice
 
 
 class Trials:
@@ -33,37 +24,38 @@ class Trials:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def of(self, lease: Lease) -> StoredTrial | None:
-        """The shard's suspects; None when nobody is suspected."""
-        query = sa.select(trials.c.suspects, trials.c.running).where(
+    def of(self, lease: Lease) -> ShardTrial:
+        """The shard's suspects as the last worker left them."""
+        query = sa.select(trials.c.suspects, trials.c.everyone, trials.c.running).where(
             trials.c.job_version == lease.job_version, trials.c.shard == lease.shard
         )
         with self._database.read() as connection:
             row = connection.execute(query).first()
         if row is None:
-            return None
-        return StoredTrial(groups=tuple(map(tuple, json.loads(row.suspects))), running=bool(row.running))
+            return ShardTrial()
+        groups = tuple(map(tuple, json.loads(row.suspects)))
+        return ShardTrial(groups=groups, everyone=bool(row.everyone), running=bool(row.running))
 
-    def save(self, lease: Lease, groups: Groups, *, running: bool) -> None:
-        """Replace the shard's suspects; none left ends the trial. Raises Fenced, and changes nothing.
-
-        A trial is a way of getting on, so the count of workers lost without progress starts anew.
-        """
+    def save(self, lease: Lease, trial: ShardTrial) -> None:
+        """Replace the shard's suspects. Raises Fenced, and changes nothing, when the lease is over."""
         with self._database.write("trial") as connection:
             hold(connection, lease)
-            ours = (shards.c.job_version == lease.job_version, shards.c.shard == lease.shard)
-            connection.execute(sa.update(shards).where(*ours).values(recoveries=0))
-            if not groups:
+            if not trial:
                 connection.execute(
                     sa.delete(trials).where(trials.c.job_version == lease.job_version, trials.c.shard == lease.shard)
                 )
                 return
+            if trial.running:
+                # Trying a group is a way of getting on: workers lost from here on are counted anew.
+                ours = (shards.c.job_version == lease.job_version, shards.c.shard == lease.shard)
+                connection.execute(sa.update(shards).where(*ours).values(recoveries=0))
             row = {
                 "job_version": lease.job_version,
                 "shard": lease.shard,
                 "epoch": lease.epoch,
-                "suspects": json.dumps(groups),
-                "running": int(running),
+                "suspects": json.dumps(trial.groups),
+                "everyone": int(trial.everyone),
+                "running": int(trial.running),
                 "at": connection.scalar(sa.select(self._database.now())),
             }
             connection.execute(insert_or_replace(connection, trials, ("job_version", "shard")), row)

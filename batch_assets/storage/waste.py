@@ -7,30 +7,14 @@ a lost answer or with a higher total, replaces it. It needs no fence: it is nobo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from batch_assets.core.leases import Lease
+from batch_assets.core.waste import Wasted
 from batch_assets.storage.database import Database
 from batch_assets.storage.tables import waste
 from batch_assets.storage.upsert import insert_or_replace
-
-
-@dataclass(frozen=True)
-class Wasted:
-    """Requests that gave no result, and the tokens known to have gone into them."""
-
-    records: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-
-    def __add__(self, other: Wasted) -> Wasted:
-        return Wasted(
-            self.records + other.records,
-            self.prompt_tokens + other.prompt_tokens,
-            self.output_tokens + other.output_tokens,
-        )
 
 
 class WasteBook:

@@ -3,33 +3,36 @@
 Outcomes of a shard are flushed every `FLUSH_ROWS` or `FLUSH_S`, whichever is first, so that a
 crash loses little. When the last outcome of a shard has been handed over, the same thread flushes
 the rest, seals the shard and completes it. A store that is away is waited for; a refusal by the
-ledger means that the lease is over.
+ledger means that the lease is over, and what comes for that shard from then on is counted as waste.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import stamina
+from typing import TypeVar
 
 from batch_assets.core.leases import Lease
-from batch_assets.core.outcomes import Failure, Result
-from batch_assets.errors import Fenced, StoreError
+from batch_assets.core.outcomes import Failure, Reason, Result
+from batch_assets.core.waste import Cause, Wasted
+from batch_assets.errors import Fenced, ShardTrouble, StoreError
+from batch_assets.failpoints import failpoint
 from batch_assets.storage.ledger import Ledger
-from batch_assets.storage.outcomes import Put, PutReceipt
+from batch_assets.storage.outcomes import Put
 from batch_assets.storage.sealed import SealedFile, Sealer
-
-_log = logging.getLogger(__name__)
+from batch_assets.worker.patience import Patience
 
 FLUSH_ROWS = 256
 FLUSH_S = 1.0
-STORE_PATIENCE_S = 900.0  # a full disk or a restarting database: wait, nothing is lost meanwhile
-_QUEUE_MAX = 8192  # outcomes waiting; the worker blocks beyond, so memory stays bounded
+BACKLOG_MAX = 4096  # outcomes waiting for a store that is away: no new records beyond, memory stays bounded
+_QUEUE_MAX = 4 * BACKLOG_MAX  # what is in flight then still finds its place, without anybody waiting
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +52,31 @@ class ShardFenced:
     reason: str
 
 
-Event = ShardSealed | ShardFenced
+@dataclass(frozen=True, kw_only=True)
+class ShardFailed:
+    """The shard cannot be finished as things are."""
+
+    lease: Lease
+    reason: str
+
+
+Event = ShardSealed | ShardFenced | ShardFailed
 
 
 @dataclass
 class _Buffer:
+    """What has not been written yet of one lease."""
+
     lease: Lease
     results: list[Result] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    waste: dict[str, Wasted] = field(default_factory=dict)  # the lease's totals
+    waste_changed: bool = False
+
+    def add_waste(self, cause: Cause, wasted: Wasted) -> None:
+        if wasted.records:
+            self.waste[cause] = self.waste.get(cause, Wasted()) + wasted
+            self.waste_changed = True
 
     def __len__(self) -> int:
         return len(self.results) + len(self.failures)
@@ -69,12 +89,27 @@ class _Outcome:
 
 
 @dataclass(frozen=True)
+class _Waste:
+    lease: Lease
+    cause: Cause
+    wasted: Wasted
+
+
+@dataclass(frozen=True)
 class _Finish:
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class _Abandon:
     lease: Lease
 
 
 class _FlushAll:
     pass
+
+
+_Item = _Outcome | _Waste | _Finish | _Abandon | _FlushAll
 
 
 @dataclass
@@ -93,9 +128,9 @@ class Committer:
         self._ledger = ledger
         self._sealer = sealer
         self._engine_label = engine_label
-        self._inbox: queue.Queue[_Outcome | _Finish | _FlushAll | None] = queue.Queue(_QUEUE_MAX)
+        self._inbox: queue.Queue[_Item | None] = queue.Queue(_QUEUE_MAX)
         self._events: queue.Queue[Event] = queue.Queue()
-        self._buffers: dict[int, _Buffer] = {}
+        self._buffers: dict[tuple[int, int], _Buffer] = {}  # by shard and epoch
         self._fenced: set[tuple[int, int]] = set()
         self._failure: BaseException | None = None
         self._flushed = threading.Event()
@@ -121,6 +156,20 @@ class Committer:
         """No more outcomes of this shard will come: seal and complete it."""
         self._put(_Finish(lease))
 
+    def abandon(self, lease: Lease) -> None:
+        """The lease is over: nothing more is written for it, except what was wasted."""
+        self._fenced.add((lease.shard, lease.epoch))
+        self._put(_Abandon(lease))
+
+    def waste(self, lease: Lease, cause: Cause, wasted: Wasted) -> None:
+        """Count work that ended in nothing."""
+        self._put(_Waste(lease, cause, wasted))
+
+    @property
+    def is_behind(self) -> bool:
+        """So much waits to be written that no new records should go into the engine."""
+        return self._inbox.qsize() > BACKLOG_MAX
+
     def flush(self, deadline_s: float) -> bool:
         """Wait until everything handed over so far is stored (or refused).
 
@@ -137,6 +186,11 @@ class Committer:
                 self._given_up.set()
                 return False
         return True
+
+    @property
+    def given_up(self) -> threading.Event:
+        """Set when the store was away for too long at the end: nothing more is tried."""
+        return self._given_up
 
     @property
     def failed(self) -> bool:
@@ -162,7 +216,7 @@ class Committer:
         if self._failure is not None:
             raise self._failure
 
-    def _put(self, item: _Outcome | _Finish | _FlushAll) -> None:
+    def _put(self, item: _Item) -> None:
         while True:
             self.check()
             try:
@@ -188,68 +242,114 @@ class Committer:
         except BaseException as error:  # handed to the worker's thread, which must not go on without us
             self._failure = error
 
-    def _handle(self, item: _Outcome | _Finish | _FlushAll) -> None:
+    def _handle(self, item: _Item) -> None:
         if isinstance(item, _FlushAll):
             self._flush_all()
             self._flushed.set()
             return
         lease = item.lease
-        if (lease.shard, lease.epoch) in self._fenced:
-            return
-        buffer = self._buffers.setdefault(lease.shard, _Buffer(lease))
-        if buffer.lease.epoch != lease.epoch:
-            buffer = self._buffers[lease.shard] = _Buffer(lease)
-        if isinstance(item, _Finish):
-            self._guarded(lease, lambda: self._complete(buffer))
-            self._buffers.pop(lease.shard, None)
-            return
-        (buffer.results if isinstance(item.outcome, Result) else buffer.failures).append(item.outcome)  # type: ignore[arg-type]
-        if len(buffer) >= FLUSH_ROWS:
-            self._guarded(lease, lambda: self._flush(buffer))
+        key = (lease.shard, lease.epoch)
+        buffer = self._buffers.setdefault(key, _Buffer(lease))
+        if isinstance(item, _Waste):
+            buffer.add_waste(item.cause, item.wasted)
+        elif key in self._fenced:
+            self._refuse(buffer, [item.outcome] if isinstance(item, _Outcome) else [])
+        elif isinstance(item, _Outcome):
+            (buffer.results if isinstance(item.outcome, Result) else buffer.failures).append(item.outcome)  # type: ignore[arg-type]
+            if len(buffer) >= FLUSH_ROWS:
+                self._guarded(buffer, lambda: self._flush(buffer))
+        elif isinstance(item, _Finish):
+            self._guarded(buffer, lambda: self._complete(buffer))
 
     def _flush_all(self) -> None:
         for buffer in list(self._buffers.values()):
-            self._guarded(buffer.lease, lambda buffer=buffer: self._flush(buffer))  # type: ignore[misc]
+            self._guarded(buffer, lambda buffer=buffer: self._flush(buffer))  # type: ignore[misc]
+            self._write_waste(buffer)
+            if not len(buffer):
+                self._keep_totals_only(buffer)
 
-    def _guarded(self, lease: Lease, write: Callable[[], None]) -> None:
+    def _keep_totals_only(self, buffer: _Buffer) -> None:
+        """A lease that wasted nothing leaves nothing behind; the totals of the others are a few numbers."""
+        if not buffer.waste:
+            self._buffers.pop((buffer.lease.shard, buffer.lease.epoch), None)
+
+    def _guarded(self, buffer: _Buffer, write: Callable[[], None]) -> None:
         """Run a write; a refusal ends the shard for this worker."""
+        lease = buffer.lease
+        if (lease.shard, lease.epoch) in self._fenced:
+            self._refuse(buffer, ())
+            return
         try:
             write()
         except Fenced as refusal:
             self._fenced.add((lease.shard, lease.epoch))
-            self._buffers.pop(lease.shard, None)
+            self._refuse(buffer, ())
             self._events.put(ShardFenced(lease=lease, reason=str(refusal)))
+        except ShardTrouble as trouble:
+            self._events.put(ShardFailed(lease=lease, reason=str(trouble)))
+
+    def _refuse(self, buffer: _Buffer, more: Sequence[Result | Failure]) -> None:
+        """Answers that came too late, or whose lease is over: waste."""
+        for outcome in (*buffer.results, *buffer.failures, *more):
+            buffer.add_waste(Cause.LOST_LEASE, _tokens(outcome))
+        buffer.results, buffer.failures = [], []
 
     def _flush(self, buffer: _Buffer) -> None:
         if not len(buffer):
             return
         put = Put(lease=buffer.lease, results=buffer.results, failures=buffer.failures, engine=self._engine_label)
-        receipt = self._put_patiently(put)
+        receipt = self._patiently("storing results", buffer, lambda: self._ledger.outcomes.put(put))
+        if receipt is None:
+            return
         self.totals.stored += receipt.stored
         self.totals.dead_lettered += receipt.dead_lettered
         self.totals.discarded += receipt.discarded
+        buffer.add_waste(Cause.DUPLICATE, receipt.wasted)
+        for failure in buffer.failures:
+            if failure.output_tokens or failure.reason in _ATTEMPTED:
+                cause = Cause.TIMEOUT if failure.reason is Reason.TIMEOUT else Cause.FAILED_ATTEMPT
+                buffer.add_waste(cause, _tokens(failure))
         buffer.results, buffer.failures = [], []
 
-    def _put_patiently(self, put: Put) -> PutReceipt:
-        for attempt in stamina.retry_context(
-            on=self._is_worth_waiting, attempts=None, timeout=STORE_PATIENCE_S, wait_max=10.0
-        ):
-            with attempt:
-                return self._ledger.outcomes.put(put)
-        raise AssertionError("retry_context either returns or raises")
+    def _write_waste(self, buffer: _Buffer) -> None:
+        if not buffer.waste_changed:
+            return
+        with contextlib.suppress(StoreError):  # a total that could not be written is written with the next one
+            self._ledger.waste.record(buffer.lease, buffer.waste)
+            buffer.waste_changed = False
 
-    def _is_worth_waiting(self, error: Exception) -> bool:
-        if isinstance(error, StoreError) and not self._given_up.is_set():
-            _log.warning("%s Trying again for up to %d minutes.", error, STORE_PATIENCE_S // 60)
-            return True
-        return False
+    def _patiently(self, what: str, buffer: _Buffer, action: Callable[[], T]) -> T | None:
+        """Wait for a store that is away; None when the worker, or the lease, has no time left."""
+        key = (buffer.lease.shard, buffer.lease.epoch)
+
+        def act() -> T:
+            if key in self._fenced:
+                raise Fenced(f"The lease on shard {buffer.lease.shard} ended while the store was away.")
+            return action()
+
+        return Patience(what, self._given_up).until_done(act)
 
     def _complete(self, buffer: _Buffer) -> None:
         self._flush(buffer)
         lease = buffer.lease
-        for attempt in stamina.retry_context(on=StoreError, attempts=5, timeout=STORE_PATIENCE_S, wait_max=10.0):
-            with attempt:
-                results = self._ledger.outcomes.results_of_shard(lease.job_version, lease.shard)
-                sealed = self._sealer.seal(lease.shard, results)
-                self._ledger.leases.complete(lease, sealed)
-        self._events.put(ShardSealed(lease=lease, sealed=sealed, dead_letters=lease.records - sealed.rows))
+        sealed = self._patiently("sealing", buffer, lambda: self._seal_and_complete(lease))
+        if sealed is not None:
+            self._events.put(ShardSealed(lease=lease, sealed=sealed, dead_letters=lease.records - sealed.rows))
+
+    def _seal_and_complete(self, lease: Lease) -> SealedFile:
+        results = self._ledger.outcomes.results_of_shard(lease.job_version, lease.shard)
+        failpoint("seal.before_put")
+        sealed = self._sealer.seal(lease.shard, results, reopened=lease.reopened)
+        failpoint("seal.after_put")
+        self._ledger.leases.complete(lease, sealed)
+        return sealed
+
+
+# Reasons that mean that the engine has worked on the record.
+_ATTEMPTED = frozenset(
+    {Reason.TRUNCATED, Reason.INVALID_OUTPUT, Reason.ENGINE_ERROR, Reason.TIMEOUT, Reason.ENGINE_KILLER}
+)
+
+
+def _tokens(outcome: Result | Failure) -> Wasted:
+    return Wasted(records=1, prompt_tokens=outcome.prompt_tokens, output_tokens=outcome.output_tokens)

@@ -53,6 +53,12 @@ class Heartbeat:
         with self._lock:
             self._held.pop((lease.shard, lease.epoch), None)
 
+    def holds(self, lease: Lease) -> bool:
+        """Whether the lease is being renewed here, and was not lost."""
+        with self._lock:
+            held = self._held.get((lease.shard, lease.epoch))
+            return held is not None and not held.lost
+
     def lost(self) -> list[Lease]:
         """Leases that must not be worked on any more: refused, or not renewed for too long."""
         now = time.monotonic()

@@ -25,7 +25,7 @@ def machine() -> str:
 def owner_name(pid: int | None = None) -> str:
     """The name under which a process holds leases."""
     process = os.getpid() if pid is None else pid
-    return f"{machine()}:{process}:{_start_time(process) or 0}"
+    return f"{machine()}:{process}:{start_time(process) or 0}"
 
 
 def is_dead_local_owner(owner: str) -> bool:
@@ -34,7 +34,7 @@ def is_dead_local_owner(owner: str) -> bool:
     place, _, pid = place.rpartition(":")
     if place != machine() or place.endswith(":unknown") or not pid.isdigit():
         return False
-    return _start_time(int(pid)) != rest
+    return start_time(int(pid)) != rest
 
 
 def pid_of(owner: str) -> int | None:
@@ -43,7 +43,7 @@ def pid_of(owner: str) -> int | None:
     return int(parts[-2]) if len(parts) >= 2 and parts[-2].isdigit() else None
 
 
-def _start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """When the process started, in clock ticks since boot; None when it is gone or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -1,62 +1,41 @@
 """The worker: claim → feed → flush → seal → complete, in one loop over a warm engine.
 
 The next shard is claimed while the current one drains, so the engine never waits for a shard's
-tail. All writes happen in the committer's thread, all renewals in the heartbeat's; this thread
-only feeds the engine and judges what comes out.
+tail. All claims happen in the claimer's thread, all writes of outcomes in the committer's, all
+renewals in the heartbeat's; this thread only feeds the engine and judges what comes out.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
 from batch_assets.core.leases import Lease
 from batch_assets.core.outcomes import Failure, Reason, Result
+from batch_assets.core.suspects import ShardTrial
 from batch_assets.core.version import JobVersion
+from batch_assets.core.waste import Cause
 from batch_assets.engine.protocol import Engine, EngineInfo, EngineRequest
-from batch_assets.errors import EngineDied, EngineUnavailable, SnapshotError
+from batch_assets.errors import EngineDied, EngineUnavailable, Fenced, StoreError
+from batch_assets.failpoints import failpoint
 from batch_assets.storage.ledger import Ledger
-from batch_assets.worker.committer import Committer, ShardSealed
+from batch_assets.worker.claimer import Claimed, Claimer, NothingLeft, call_quietly
+from batch_assets.worker.committer import Committer, ShardFailed, ShardSealed
 from batch_assets.worker.heartbeat import Heartbeat
-from batch_assets.worker.identity import is_dead_local_owner
-from batch_assets.worker.records import Prepared, RecordPreparer, judge
+from batch_assets.worker.open_shards import OpenShard, open_shard
+from batch_assets.worker.orphans import EngineProcesses
+from batch_assets.worker.patience import Patience
+from batch_assets.worker.records import Prepared, RecordPreparer, judge, tokens_of
 from batch_assets.worker.report import ShardStats, WorkerLimits, WorkerReport
 from batch_assets.worker.window import Window
 
 POLL_S = 0.2
-IDLE_POLL_S = 1.0  # while other workers hold the last shards; one of them may still die
 SHARDS_OPEN_MAX = 2  # the one that drains and the one that fills the room it leaves
 SHUTDOWN_S = 30.0
-DRAIN_S = 20.0  # within the 25 to 30 s between SIGTERM and SIGKILL that schedulers give
-
-
-@dataclass
-class _Open:
-    """A shard that this worker holds."""
-
-    lease: Lease
-    source: Iterator[Prepared | Failure]
-    claimed_at: float  # monotonic seconds
-    seen: set[str] = field(default_factory=set)  # ids taken from the source; at most one shard's worth
-    unsettled: int = 0  # records taken from the source that have no outcome yet
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    exhausted: bool = False
-    finishing: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        return self.exhausted and self.unsettled == 0
-
-    def stats(self) -> ShardStats:
-        return ShardStats(
-            seconds=time.monotonic() - self.claimed_at,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-        )
 
 
 @dataclass(kw_only=True)
@@ -74,27 +53,35 @@ class Worker:
     limits: WorkerLimits
     on_sealed: Callable[[ShardSealed, ShardStats], None]
     should_stop: Callable[[], bool]
+    engine_processes: EngineProcesses
     report: WorkerReport = field(default_factory=WorkerReport)
 
     def run(self) -> WorkerReport:
         """Work; returns what was done. The engine is shut down on every way out."""
-        if not self._outstanding():
+        if not self.ledger.leases.outstanding(self.version.id, self.wanted):
             return self.report
         try:
-            info = self.engine.start(self.limits.start_deadline_s)
+            self.report.orphans_ended = self.engine_processes.end_orphans()
+            info = self._start_engine()
             self.report.engine = info
             self._window = Window(info.in_flight_max)
-            self._open: dict[int, _Open] = {}
+            self._open: dict[int, OpenShard] = {}
             self._completed_at = time.monotonic()
-            self._claim_again_at = 0.0
-            with (
-                Heartbeat(
-                    self.ledger.leases, lease_s=self.limits.lease_s, renew_every_s=self.limits.renew_every_s
-                ) as self._heartbeat,
-                self.committer_for(info) as self._committer,
-            ):
+            with ExitStack() as threads:
+                limits, leases = self.limits, self.ledger.leases
+                self._heartbeat = threads.enter_context(
+                    Heartbeat(leases, lease_s=limits.lease_s, renew_every_s=limits.renew_every_s)
+                )
+                self._committer = threads.enter_context(self.committer_for(info))
+                self._claimer = Claimer(
+                    self.ledger, self.version.id, self.owner, self.wanted, limits, heartbeat=self._heartbeat
+                )
                 try:
-                    self._work()
+                    with self._claimer:
+                        self._work()
+                except Exception as error:
+                    self._blame_open_shards(error)
+                    raise
                 finally:
                     self._hand_back()
             totals = self._committer.totals
@@ -102,7 +89,13 @@ class Worker:
             self.report.duplicates_discarded = totals.discarded
         finally:
             self.engine.shutdown(SHUTDOWN_S)
+            self.engine_processes.forget(self.owner)
         return self.report
+
+    def _start_engine(self) -> EngineInfo:
+        info = self.engine.start(self.limits.start_deadline_s)
+        self.engine_processes.note(self.owner, self.engine.processes())
+        return info
 
     def _work(self) -> None:
         while True:
@@ -110,74 +103,77 @@ class Worker:
                 self._drain()
                 return
             self._drop_lost_leases()
-            admitted = 0
             try:
                 admitted = self._admit()
                 self._collect(POLL_S if len(self._window) else 0.0)
                 self._enforce_deadlines()
             except EngineDied as death:
+                admitted = 1
                 self._restart_engine(str(death))
             self._finish_shards()
-            # With nothing in the engine and nothing to put in, all that is left is the committer's work.
-            waiting = self._open and not admitted and not len(self._window)
-            self._handle_events(wait_s=POLL_S if waiting else 0.0)
-            if not self._open and not self._claim():
-                if not self._outstanding():
-                    return
-                time.sleep(IDLE_POLL_S)
+            # With nothing in the engine and nothing to put in, what is left is others' work.
+            idle = not admitted and not len(self._window)
+            self._handle_events(wait_s=POLL_S if idle and self._open else 0.0)
+            if self._take_claim(wait_s=POLL_S if idle and not self._open else 0.0) and not self._open:
+                return
 
     # --- feeding -------------------------------------------------------------------------------
 
     def _admit(self) -> int:
-        """Fill the engine: suspects and second tries first, then new records, claiming as needed."""
+        """Fill the engine: suspects and second tries first, then new records, asking for shards as needed."""
+        if self._window.settle_trial():
+            self._save_trials()
+        if self._window.on_trial:
+            return self._try_next_group()
         admitted = self._submit(self._window.waiting())
-        while self._window.room:
-            batch = self._take(self._window.room)
-            if not batch and not self._claim():
-                break
-            admitted += self._submit(batch)
+        if self._committer.is_behind:
+            return admitted  # the store is away; what is in flight is enough to remember
+        admitted += self._submit(self._take(self._window.room))
+        if self._window.room and len(self._open) < SHARDS_OPEN_MAX and not self._window.on_trial:
+            self._claimer.ask()
         return admitted
 
     def _take(self, room: int) -> list[Prepared]:
         """New records from the open shards, the oldest shard first."""
         batch: list[Prepared] = []
-        for shard in self._open.values():
-            while len(batch) < room and not shard.exhausted:
-                item = next(shard.source, None)
-                if item is None:
-                    shard.exhausted = True
-                    continue
-                if item.record_id in shard.seen:
-                    raise SnapshotError(
-                        f"Record id {item.record_id!r} occurs twice in shard {shard.lease.shard}, but not when the version "
-                        "was planned: the snapshot was changed. Restore it, or pin a new version."
-                    )
-                shard.seen.add(item.record_id)
+        for shard in list(self._open.values()):
+            if shard.everyone and not shard.exhausted:
+                # Its records run in groups, alone: the engine has to be empty first, and stays closed for others.
+                if not batch and self._window.is_idle:
+                    self._window.suspect([self._take_from(shard, self._window.size)])
+                break
+            batch += self._take_from(shard, room - len(batch))
+        return batch
+
+    def _take_from(self, shard: OpenShard, room: int) -> list[Prepared]:
+        """Records to ask about; those that cannot be asked about are settled here."""
+        batch: list[Prepared] = []
+        while len(batch) < room and not shard.exhausted:
+            for item in shard.take(room - len(batch)):
                 if isinstance(item, Failure):
                     self._committer.add(shard.lease, item)
                 else:
-                    shard.unsettled += 1
                     batch.append(item)
         return batch
 
-    def _claim(self) -> bool:
-        """Lease one more shard if there is one and few enough are open."""
-        if len(self._open) >= SHARDS_OPEN_MAX or time.monotonic() < self._claim_again_at:
-            return False
-        version, claimed_at = self.version.id, time.monotonic()
-        claim = self.ledger.leases.claim
-        lease = claim(version, owner=self.owner, lease_s=self.limits.lease_s, wanted=self.wanted)
-        if lease is None and self.ledger.leases.reclaim_dead(version, is_dead_local_owner):
-            lease = claim(version, owner=self.owner, lease_s=self.limits.lease_s, wanted=self.wanted)
-        if lease is None:
-            self._claim_again_at = time.monotonic() + IDLE_POLL_S / 2
-            return False
-        self._heartbeat.hold(lease, claimed_at=claimed_at)
-        settled = self.ledger.outcomes.settled_ids(version, lease.shard)
-        failed = self.ledger.outcomes.failed_attempts(version, lease.shard)
-        source = self.preparer.shard(lease.shard, skip=settled, failed=failed)
-        self._open[lease.shard] = _Open(lease, source, claimed_at)
-        return True
+    def _take_claim(self, *, wait_s: float = 0.0) -> bool:
+        """Open the shard that was asked for, if it has come; True when there is none left to ask for."""
+        if wait_s:
+            self._claimer.ask()
+        found = self._claimer.answer(wait_s)
+        if isinstance(found, NothingLeft):
+            return True
+        if found is not None and self._heartbeat.holds(found.lease):
+            self._take_up(found)
+        return False
+
+    def _take_up(self, claimed: Claimed) -> None:
+        opening = open_shard(claimed, self.preparer)
+        shard = self._open[claimed.lease.shard] = opening.shard
+        self._window.suspect(opening.groups)
+        self._save_trial(shard, was=claimed.trial)
+        for failure in opening.failures:
+            self._committer.add(shard.lease, failure)
 
     def _submit(self, batch: list[Prepared]) -> int:
         if not batch:
@@ -185,6 +181,7 @@ class Worker:
         decoding = self.version.decoding
         # Entered first: if the engine dies on the way in, these records are among the suspects.
         self._window.entered(batch, time.monotonic())
+        failpoint("engine.before_submit")
         self.engine.submit(
             [
                 EngineRequest(
@@ -199,6 +196,37 @@ class Worker:
         )
         return len(batch)
 
+    # --- suspects ------------------------------------------------------------------------------
+
+    def _try_next_group(self) -> int:
+        """Put the next group on trial into the engine; that it goes in is written down first."""
+        group = self._window.next_group()
+        if not group:
+            return 0
+        self._window.run_group()
+        self._save_trials(running={one.shard for one in group})
+        return self._submit([one for one in group if one.shard in self._open])
+
+    def _save_trials(self, running: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        for number, shard in list(self._open.items()):
+            self._save_trial(shard, running=number in running)
+
+    def _save_trial(self, shard: OpenShard, *, running: bool = False, was: ShardTrial | None = None) -> None:
+        """Keep a shard's suspects for whoever takes over; only if that is news."""
+        everyone = shard.everyone and not shard.is_done
+        trial = ShardTrial(groups=self._window.groups_of(shard.lease.shard), everyone=everyone, running=running)
+        known = shard.trial if was is None else was
+        if trial == known:
+            return
+        try:
+            Patience("suspects", self._committer.given_up).until_done(
+                lambda: self.ledger.trials.save(shard.lease, trial)
+            )
+            shard.trial = trial
+        except Fenced:
+            self._heartbeat.drop(shard.lease)
+            self._abandon(shard.lease)
+
     # --- judging -------------------------------------------------------------------------------
 
     def _collect(self, timeout_s: float) -> None:
@@ -209,7 +237,7 @@ class Worker:
             if found is not None:
                 self._settle(found.prepared, judge(completion, found.prepared, self.model))
 
-    def _settle(self, prepared: Prepared, outcome: Result | Failure, *, alone: bool = False) -> None:
+    def _settle(self, prepared: Prepared, outcome: Result | Failure) -> None:
         """Hand an outcome over; a failure with attempts left goes in again."""
         shard = self._open.get(prepared.shard)
         if shard is None:
@@ -218,8 +246,7 @@ class Worker:
         shard.prompt_tokens += outcome.prompt_tokens
         shard.output_tokens += outcome.output_tokens
         if isinstance(outcome, Failure) and not outcome.is_final:
-            retry = self._window.try_alone if alone else self._window.again
-            retry(prepared.next_attempt())
+            self._window.again(prepared.next_attempt())
         else:
             shard.unsettled -= 1
 
@@ -235,9 +262,12 @@ class Worker:
             self.engine.abort([prepared.key])
             self._window.left(prepared.key)
             self.report.records_aborted += 1
-            error = f"no answer within {self.limits.record_deadline_s:g} s"
             failure = Failure(
-                record_id=prepared.record_id, attempt=prepared.attempt, reason=Reason.TIMEOUT, error=error
+                record_id=prepared.record_id,
+                attempt=prepared.attempt,
+                reason=Reason.TIMEOUT,
+                error=f"no answer within {self.limits.record_deadline_s:g} s",
+                prompt_tokens=len(prepared.prompt_token_ids),
             )
             self._settle(prepared, failure)
 
@@ -251,12 +281,18 @@ class Worker:
 
     def _handle_events(self, *, wait_s: float = 0.0) -> None:
         for event in self._committer.events(wait_s):
+            shard = self._open.get(event.lease.shard)
             self._heartbeat.drop(event.lease)
             if isinstance(event, ShardSealed):
                 self.report.shards_completed += 1
-                shard = self._open.pop(event.lease.shard, None)
                 if shard is not None:
+                    del self._open[event.lease.shard]
+                    self._claimer.look_again()
                     self.on_sealed(event, shard.stats())
+            elif isinstance(event, ShardFailed):
+                if shard is not None:
+                    shard.trouble = event.reason
+                    self._release(shard)
             else:
                 self._abandon(event.lease)
 
@@ -267,57 +303,101 @@ class Worker:
 
     def _abandon(self, lease: Lease) -> None:
         """Fenced: stop the shard's requests now and write nothing more."""
-        keys = self._window.drop_shard(lease.shard)
-        self.engine.abort(keys)
+        shard = self._open.get(lease.shard)
+        if shard is None or shard.lease.epoch != lease.epoch:
+            return
+        dropped = self._window.drop_shard(lease.shard)
+        self.engine.abort([one.key for one in dropped])
+        self._committer.abandon(lease)
+        self._committer.waste(lease, Cause.LOST_LEASE, tokens_of(dropped))
         self.report.leases_lost += 1
-        self.report.records_aborted += len(keys)
-        self._open.pop(lease.shard, None)
+        self.report.records_aborted += len(dropped)
+        del self._open[lease.shard]
 
-    def _outstanding(self) -> int:
-        return self.ledger.leases.outstanding(self.version.id, self.wanted)
+    def _release(self, shard: OpenShard) -> None:
+        """Hand a shard back; with what stood in the way, if anything did."""
+        del self._open[shard.lease.shard]
+        call_quietly(
+            lambda: self.ledger.leases.release(
+                shard.lease, trouble=shard.trouble, recoveries_max=self.limits.recoveries_max
+            )
+        )
 
     # --- interruptions -------------------------------------------------------------------------
 
     def _restart_engine(self, cause: str) -> None:
         """Start a new engine within bounds; if one record stood alone, it pays for the death."""
         self.report.engine_restarts += 1
+        for shard in self._open.values():
+            victims = self._window.in_flight(shard.lease.shard)
+            self._committer.waste(shard.lease, Cause.ENGINE_DEATH, tokens_of(victims))
+            if victims and self.report.engine_restarts > self.limits.restarts_max:
+                shard.trouble = cause
+        culprit = self._window.engine_died()
+        if culprit is not None:
+            self._charge(culprit, f"alone in the engine when it died ({cause.partition('. ')[0]})")
+        self._save_trials()
         if self.report.engine_restarts > self.limits.restarts_max:
             raise EngineUnavailable(
                 f"The engine died {self.report.engine_restarts} times in this worker (last: {cause}). The shards were "
                 "handed back. Look at the engine's log, or raise engine.restarts_max in defs.yaml."
             )
-        culprit = self._window.engine_died()
-        if culprit is not None:
-            failure = Failure(
-                record_id=culprit.record_id,
-                attempt=culprit.attempt,
-                reason=Reason.ENGINE_KILLER,
-                error=f"alone in the engine when it died ({cause.partition('. ')[0]})"[:500],
-            )
-            self._settle(culprit, failure, alone=True)
         self.engine.shutdown(SHUTDOWN_S)
-        self.engine.start(self.limits.start_deadline_s)
+        self._start_engine()
         self._completed_at = time.monotonic()
+
+    def _charge(self, culprit: Prepared, error: str) -> None:
+        """An attempt for the record that stood alone; with attempts left it is tried alone again."""
+        shard = self._open.get(culprit.shard)
+        if shard is None:
+            return
+        failure = Failure(
+            record_id=culprit.record_id,
+            attempt=culprit.attempt,
+            reason=Reason.ENGINE_KILLER,
+            error=error[:500],
+            prompt_tokens=len(culprit.prompt_token_ids),
+        )
+        if failure.is_final:
+            shard.unsettled -= 1
+        else:
+            self._window.try_alone(culprit.next_attempt())
+        self._committer.add(shard.lease, failure)
 
     def _drain(self) -> None:
         """A preemption notice: let what is in flight finish while there is time, then hand back."""
         self.report.drained = True
-        deadline = time.monotonic() + DRAIN_S
+        deadline = time.monotonic() + self.limits.drain_s
         while len(self._window) and time.monotonic() < deadline:
+            self._drop_lost_leases()
             try:
                 self._collect(POLL_S)
             except EngineDied:
                 break
+        for shard in self._open.values():
+            left = self._window.in_flight(shard.lease.shard)
+            self._committer.waste(shard.lease, Cause.PREEMPTED, tokens_of(left))
         self._finish_shards()
-        self._committer.flush(DRAIN_S)
+        self._committer.flush(self.limits.drain_s)
         self._handle_events()
+
+    def _blame_open_shards(self, error: Exception) -> None:
+        """An error that is nobody else's fault may be a shard's: it must not come back for ever."""
+        if isinstance(error, EngineUnavailable | StoreError):
+            return
+        for shard in self._open.values():
+            shard.trouble = shard.trouble or f"{type(error).__name__}: {error}"
 
     def _hand_back(self) -> None:
         """Store what is buffered, then release what is still held: nobody waits for an expiry."""
-        store_is_there = not self._committer.failed and self._committer.flush(DRAIN_S)
-        for shard in self._open.values():
+        store_is_there = not self._committer.failed and self._committer.flush(self.limits.drain_s)
+        if store_is_there:
+            call_quietly(self._handle_events)  # a shard that was sealed meanwhile is reported, however we leave
+        for shard in list(self._open.values()):
             self._heartbeat.drop(shard.lease)
             if store_is_there:
-                self.ledger.leases.release(shard.lease)  # else the leases run out by themselves
-        if store_is_there:
-            self._handle_events()  # a shard that was sealed meanwhile is reported, however we leave
+                self._release(shard)  # else the leases run out by themselves
+        for lease in self._claimer.leftovers():
+            self._heartbeat.drop(lease)
+            if store_is_there:
+                call_quietly(lambda lease=lease: self.ledger.leases.release(lease))  # type: ignore[misc]

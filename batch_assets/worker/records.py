@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from batch_assets.core.outcomes import Failure, Reason, Result
 from batch_assets.core.prompt import PromptTemplate, RenderError, is_empty_input
 from batch_assets.core.shards import shard_range
 from batch_assets.core.version import JobVersion
+from batch_assets.core.waste import Wasted
 from batch_assets.engine.protocol import Completion, PromptEncoder
 from batch_assets.storage.snapshots import SnapshotReader
 from batch_assets.storage.typed import arrow_fields, to_arrow_value
@@ -49,17 +50,19 @@ class RecordPreparer:
         self.encoder = encoder
         self._reader = reader
 
-    def shard(self, shard: int, *, skip: set[str], failed: Mapping[str, int]) -> Iterator[Prepared | Failure]:
+    def shard(
+        self, shard: int, *, skip: Collection[str], failed: Mapping[str, int], only: Collection[str] | None = None
+    ) -> Iterator[Prepared | Failure]:
         """The shard's records that have no outcome yet, in row order.
 
-        `skip` holds the ids that are settled, `failed` the attempts used up so far. A record that
-        can never be answered comes as a Failure of a permanent reason.
+        `skip` holds the ids to leave out, `only` the ones to take if not all, `failed` the attempts used
+        up so far. A record that can never be answered comes as a Failure of a permanent reason.
         """
         pin = self._version.snapshot
         rows = shard_range(shard, shard_size=self._version.shard_size, records=self._version.records)
         for record in self._reader.read(rows, [pin.record_id, *pin.text, *self.template.columns]):
             record_id = str(record[pin.record_id])
-            if record_id not in skip:
+            if record_id not in skip and (only is None or record_id in only):
                 yield self.prepare(shard, record_id, record, attempt=failed.get(record_id, 0) + 1)
 
     def prepare(self, shard: int, record_id: str, record: Mapping[str, Any], *, attempt: int) -> Prepared | Failure:
@@ -78,6 +81,11 @@ class RecordPreparer:
         except (RenderError, UnicodeError) as problem:
             error = str(problem)
         return Failure(record_id=record_id, attempt=attempt, reason=reason, error=error, prompt_tokens=tokens)
+
+
+def tokens_of(prepared: Collection[Prepared]) -> Wasted:
+    """What went into the engine for these records in vain."""
+    return Wasted(records=len(prepared), prompt_tokens=sum(len(one.prompt_token_ids) for one in prepared))
 
 
 def judge(completion: Completion, prepared: Prepared, model: type[BaseModel]) -> Result | Failure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batch_assets.engine.protocol import EngineInfo
 
@@ -17,6 +17,8 @@ class WorkerLimits:
     progress_deadline_s: float
     record_deadline_s: float
     restarts_max: int
+    recoveries_max: int
+    drain_s: float
 
 
 @dataclass(kw_only=True)
@@ -31,6 +33,7 @@ class WorkerReport:
     leases_lost: int = 0
     records_aborted: int = 0  # waste: in the engine when a lease was lost or a record overdue
     drained: bool = False  # stopped early by a notice; the rest is for others
+    orphans_ended: list[str] = field(default_factory=list)  # engine processes that dead workers had left behind
     engine: EngineInfo | None = None
 
 

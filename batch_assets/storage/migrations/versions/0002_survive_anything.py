@@ -154,9 +154,10 @@ def _tables() -> list[Table]:
         _key("shard"),
         _count("epoch"),
         Column("suspects", Text, nullable=False),
+        _count("everyone"),
         _count("running"),
         Column("at", Float, nullable=False),
-        CheckConstraint("running IN (0, 1)", name="a_trial_runs_or_waits"),
+        CheckConstraint("running IN (0, 1) AND everyone IN (0, 1)", name="a_trial_runs_or_waits"),
     )
     Table(
         "retries",
