@@ -186,15 +186,19 @@ class Interventions:
 
     def forget(self, job_version: str) -> None:
         """Remove a retired version that was never published, as if it had not been pinned."""
+        with self._database.read() as connection:
+            retired = sa.select(versions.c.retired_at).where(versions.c.job_version == job_version)
+            if connection.scalar(retired) is None:
+                return
+        # Retiring may have been cut short before the rows went; the version, pinned anew, must not find them.
+        drop_rows(self._database, job_version)
         with self._database.write("forget") as connection:
             version = connection.execute(_version(job_version)).first()
             published = sa.select(publications.c.publication_id).where(publications.c.to_version == job_version)
             if version is None or version.retired_at is None or connection.execute(published.limit(1)).first():
-                return
+                return  # unknown, or readers have seen it
             for table in (versions, shards, trials, retries, waste, throughput, verdicts):
                 connection.execute(sa.delete(table).where(table.c.job_version == job_version))
-        # Retiring may have been cut short before the rows went; a version pinned anew must not find them.
-        drop_rows(self._database, job_version)
 
 
 def _version(job_version: str) -> sa.Select[Any]:
