@@ -10,8 +10,8 @@
     ├── PublicationConflict     someone else published meanwhile; look, then decide again
     ├── Fenced                  this worker's lease is over: stop working on the shard, write nothing
     ├── EngineDied              the engine process is gone: start a new one
-    ├── EngineUnavailable       the engine cannot be started, or was restarted too often: call a person
-    ├── StoreError              the ledger or the object store refused or failed: try again
+    ├── EngineUnavailable       the engine cannot be started, or was restarted too often: call a person (69)
+    ├── StoreError              the ledger or the object store refused or failed: try again (74)
     ├── ShardTrouble            this shard cannot be finished as things are; others can: call a person
     └── IncompleteError         shards are missing; run the version again to finish them
 
@@ -78,9 +78,13 @@ class EngineDied(BatchAssetsError):
 class EngineUnavailable(BatchAssetsError):
     """The engine does not start, or died more often than allowed."""
 
+    exit_status = 69  # EX_UNAVAILABLE: another machine may do better
+
 
 class StoreError(BatchAssetsError):
     """The ledger or the object store could not do what was asked."""
+
+    exit_status = 74  # EX_IOERR
 
 
 class ShardTrouble(BatchAssetsError):

@@ -1,14 +1,13 @@
-"""Commands that only look: status, versions, dead-letters."""
+"""Commands that only look: status, versions."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from batch_assets.cli import render
-from batch_assets.cli.common import JsonFlag, VersionArgument, deployment
+from batch_assets.cli.common import JsonFlag, deployment
 from batch_assets.operations.status import status, versions
 
 
@@ -44,9 +43,15 @@ def print_status(state: dict[str, Any]) -> None:
         ("prefix cache", _percent(state["prefix_hit_rate"])),
         ("remaining", render.duration(state["eta_s"])),
         ("duplicates", f"{render.count(state['duplicates_discarded'])} discarded"),
+        ("waste", _waste(state["waste"])),
         ("workers", ", ".join(state["workers"]) or "none"),
     ]
     render.table((state["job"], ""), rows)
+    if state["shards"].get("needs_operator"):
+        render.say(
+            f"Shards wait for an operator: `batch-assets shards {state['version']} --state needs_operator` says why, "
+            f"`batch-assets requeue {state['version']} SHARD` hands them back."
+        )
 
 
 def versions_command(
@@ -75,25 +80,15 @@ def versions_command(
                 render.count(one["dead_letters"]),
                 f"{one['shards_completed']:,} of {one['shards']:,}",
                 one["pinned_at"],
-                "published" if one["published"] else "",
+                one["note"],
             )
             for one in listed
         ],
     )
 
 
-def dead_letters_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
-    """Records that were given up, with the reason and the last error."""
-    here = deployment()
-    letters = here.ledger.outcomes.dead_letters(here.resolve(version).job_version)
-    if as_json:
-        render.print_json([asdict(letter) for letter in letters])
-        return
-    rows = [(one.record_id, one.shard, one.reason, one.attempts, one.error, one.at) for one in letters]
-    if rows:
-        render.table(("record id", "shard", "reason", "attempts", "error", "at"), rows)
-    else:
-        render.say("No dead letters.")
+def _waste(by_cause: dict[str, dict[str, int]]) -> str:
+    return ", ".join(f"{total['records']:,} {cause}" for cause, total in by_cause.items()) or "none"
 
 
 def _percent(share: float | None) -> str:

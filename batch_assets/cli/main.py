@@ -1,7 +1,8 @@
 """`batch-assets`: the entry point. Errors are one paragraph on standard error, never a traceback.
 
-Exit status: 0 done, 1 refused or failed (a check, a conflict, missing shards), 2 bad input,
-75 a worker was told to stop and handed its work back.
+Exit status: 0 done, 1 refused or failed (a check, a conflict, missing shards), 2 bad input, 69 the engine
+does not start or dies too often, 74 the ledger or the object store is away, 75 a worker was told to
+stop and handed its work back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NoReturn
 import stamina
 import typer
 
-from batch_assets.cli import inspect, job, release
+from batch_assets.cli import inspect, job, operate, release
 from batch_assets.cli.demo import demo
 from batch_assets.cli.ui import ui_command
 from batch_assets.errors import BatchAssetsError
@@ -32,7 +33,11 @@ app.command("run")(job.run_command)
 app.command("work")(job.work_command)
 app.command("status")(inspect.status_command)
 app.command("versions")(inspect.versions_command)
-app.command("dead-letters")(inspect.dead_letters_command)
+app.command("dead-letters")(operate.dead_letters_command)
+app.command("shards")(operate.shards_command)
+app.command("requeue")(operate.requeue_command)
+app.command("cancel")(operate.cancel_command)
+app.command("retire")(operate.retire_command)
 app.command("check")(release.check_command)
 app.command("publish")(release.publish_command)
 app.command("rollback")(release.rollback_command)

@@ -80,6 +80,10 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
+def numbers(values: Iterable[int]) -> str:
+    return ", ".join(f"{value:,}" for value in values)
+
+
 def reasons(by_reason: Mapping[str, int]) -> str:
     """Dead letters by reason on one line."""
     return ", ".join(f"{number:,} {reason}" for reason, number in by_reason.items()) or "none"

@@ -17,6 +17,7 @@ from batch_assets.errors import SpecError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.jobs import SPEC_FILE, Job
 from batch_assets.settings import Settings
+from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.snapshots import SnapshotReader, pin_snapshot
 
 
@@ -73,7 +74,8 @@ def pin(deployment: Deployment, job: Job) -> Pinned:
         if now.sha256 == then.sha256 and now.key != then.key
     }
     deployment.ledger.plans.move_files(known, moved)
-    return Pinned(version=stands, job_version=known, is_new=False, notes=_notes(job, stands))
+    registered = deployment.ledger.plans.get(known)
+    return Pinned(version=stands, job_version=known, is_new=False, notes=_notes(job, stands, registered))
 
 
 def changed_since(job: Job, version: JobVersion) -> tuple[str, ...]:
@@ -86,8 +88,12 @@ def changed_since(job: Job, version: JobVersion) -> tuple[str, ...]:
     return tuple(name for name, has_changed in parts.items() if has_changed)
 
 
-def _notes(job: Job, stands: JobVersion) -> tuple[str, ...]:
+def _notes(job: Job, stands: JobVersion, registered: RegisteredVersion) -> tuple[str, ...]:
     notes = []
+    if registered.cancelled:
+        notes.append(
+            f"it was cancelled and will not be run; after `batch-assets retire {stands.id}` its content can be pinned anew"
+        )
     if job.spec.shard_size != stands.shard_size:
         notes.append(
             f"shards stay at {stands.shard_size} records; shard_size {job.spec.shard_size} holds for new versions"

@@ -15,6 +15,7 @@ from batch_assets.core.version import JobVersion
 from batch_assets.engine.create import create_encoder
 from batch_assets.errors import SnapshotError
 from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.intervene import refuse_cancelled
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.scan import EXAMPLES, IdProblems, SnapshotScan, scan
 from batch_assets.worker.records import RecordPreparer
@@ -35,6 +36,7 @@ def plan(deployment: Deployment, registered: RegisteredVersion) -> Plan:
 
     Raises SnapshotError when record ids are null or not unique, or the files are not as pinned.
     """
+    refuse_cancelled(registered)
     version = deployment.version(registered)
     if registered.planned:
         dead = deployment.ledger.plans.write_plan(version, ())

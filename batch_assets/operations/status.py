@@ -29,7 +29,9 @@ def status(deployment: Deployment, registered: RegisteredVersion) -> dict[str, A
         "prefix_hit_rate": _rounded(progress.prefix_hit_rate, 4),
         "eta_s": _rounded(progress.eta_s, 1) if registered.planned or progress.records else None,
         "duplicates_discarded": progress.duplicates_discarded,
+        "waste": {cause: vars(total) for cause, total in deployment.ledger.waste.of(registered.job_version).items()},
         "workers": list(progress.workers),
+        "cancelled": registered.cancelled,
     }
 
 
@@ -44,6 +46,7 @@ def versions(deployment: Deployment, job: str | None = None) -> list[dict[str, A
             {
                 "job": registered.job,
                 "version": registered.job_version,
+                "note": _note(registered, published=current.get(registered.job) == registered.job_version),
                 "published": current.get(registered.job) == registered.job_version,
                 "records": registered.records,
                 "results": progress.results,
@@ -54,6 +57,12 @@ def versions(deployment: Deployment, job: str | None = None) -> list[dict[str, A
             }
         )
     return listed
+
+
+def _note(registered: RegisteredVersion, *, published: bool) -> str:
+    if published:
+        return "published"
+    return "retired" if registered.retired else "cancelled" if registered.cancelled else ""
 
 
 def _shards(registered: RegisteredVersion, progress: Progress) -> dict[str, int]:

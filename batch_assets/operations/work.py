@@ -12,6 +12,7 @@ from batch_assets.engine.create import create_engine
 from batch_assets.engine.protocol import EngineInfo
 from batch_assets.errors import IncompleteError, SpecError
 from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.intervene import refuse_cancelled
 from batch_assets.operations.jobs import SPEC_FILE, Job
 from batch_assets.operations.plan import preparer_for
 from batch_assets.storage.plans import RegisteredVersion
@@ -40,6 +41,7 @@ def work(
     Several workers may run on the same version, here or elsewhere; each shard is leased by one.
     Raises ModelError or SnapshotError before any engine starts when what was pinned has changed.
     """
+    refuse_cancelled(registered)
     version = deployment.version(registered)
     if not registered.planned:
         raise IncompleteError(f"{version.id} is not planned yet; run `batch-assets plan {version.id}` first.")

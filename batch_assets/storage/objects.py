@@ -63,6 +63,11 @@ class Objects:
         except FileNotFoundError as error:
             raise StoreError(f"The object {key} is missing from {self.root}; restore it from a backup.") from error
 
+    def remove(self, key: str) -> None:
+        """Remove an object that nothing names any more; nothing happens when there is none."""
+        with _explained(f"{key} could not be removed from {self.root}"):
+            self.path(key).unlink(missing_ok=True)
+
     def exists(self, key: str) -> bool:
         return self.path(key).is_file()
 

@@ -139,33 +139,42 @@ class Outcomes:
                 for row in connection.execute(query)
             ]
 
-    def dead_letters(self, job_version: str) -> Iterator[DeadLetter]:
-        """All dead letters of a version in (shard, key) order, in batches; no transaction stays open between them."""
+    def dead_letters(self, job_version: str, *, reason: str | None = None) -> Iterator[DeadLetter]:
+        """A version's dead letters in (shard, key) order, in batches; no transaction stays open between them."""
         place = sa.tuple_(outcomes.c.shard, outcomes.c.record_id)
-        query = (
-            sa.select(
-                *_ID, outcomes.c.shard, outcomes.c.reason, outcomes.c.error, outcomes.c.attempt, outcomes.c.stored_at
-            )
-            .where(outcomes.c.job_version == job_version, outcomes.c.kind == "dead_letter")
-            .order_by(outcomes.c.shard, outcomes.c.record_id)
-            .limit(_LIST_BATCH)
-        )
+        query = _dead_letters(job_version, reason).limit(_LIST_BATCH)
         after: tuple[int, str] = (-1, "")
         while True:
             with self._database.read() as connection:
                 rows = connection.execute(query.where(place > after)).all()
-            for row in rows:
-                yield DeadLetter(
-                    record_id=record_id_of(row),
-                    shard=row.shard,
-                    reason=row.reason,
-                    error=row.error,
-                    attempts=row.attempt,
-                    at=datetime.fromtimestamp(row.stored_at, UTC).isoformat(timespec="seconds"),
-                )
+            yield from map(_dead_letter, rows)
             if len(rows) < _LIST_BATCH:
                 return
             after = (rows[-1].shard, rows[-1].record_id)
+
+    def dead_letter_examples(self, job_version: str, reason: str, *, count: int = 3) -> list[DeadLetter]:
+        """The first few dead letters of a reason."""
+        with self._database.read() as connection:
+            return [_dead_letter(row) for row in connection.execute(_dead_letters(job_version, reason).limit(count))]
+
+
+def _dead_letters(job_version: str, reason: str | None) -> sa.Select[Any]:
+    columns = (outcomes.c.shard, outcomes.c.reason, outcomes.c.error, outcomes.c.attempt, outcomes.c.stored_at)
+    query = sa.select(*_ID, *columns).where(outcomes.c.job_version == job_version, outcomes.c.kind == "dead_letter")
+    if reason is not None:
+        query = query.where(outcomes.c.reason == reason)
+    return query.order_by(outcomes.c.shard, outcomes.c.record_id)
+
+
+def _dead_letter(row: Any) -> DeadLetter:
+    return DeadLetter(
+        record_id=record_id_of(row),
+        shard=row.shard,
+        reason=row.reason,
+        error=row.error,
+        attempts=row.attempt,
+        at=datetime.fromtimestamp(row.stored_at, UTC).isoformat(timespec="seconds"),
+    )
 
 
 def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> list[str]:

@@ -54,6 +54,9 @@ class ShardRow:
     results: int
     dead_letters: int
     duplicates_discarded: int
+    recoveries: int  # workers lost here in a row without progress
+    reopened: int  # how often dead letters of the sealed shard were put back
+    trouble: str | None  # what is known of the last worker that failed here
     sealed_key: str | None
     sealed_sha256: str | None
     sealed_bytes: int | None
