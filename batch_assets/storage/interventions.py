@@ -105,25 +105,23 @@ class Interventions:
             _refuse_published(connection, job_version, "changed")
             if version.cancelled_at is not None or version.retired_at is not None:
                 raise VersionError(f"{job_version} was {'cancelled' if version.cancelled_at else 'retired'} for good.")
-            per_shard = sa.select(outcomes.c.shard, sa.func.count().label("n")).where(*dead).group_by(outcomes.c.shard)
-            affected = [(row.shard, row.n) for row in connection.execute(per_shard.order_by(outcomes.c.shard))]
+            affected = list(connection.scalars(sa.select(outcomes.c.shard).where(*dead).distinct()))
             if not affected:
                 return Retried(retry=None, records=0, shards=0)
             last = sa.select(sa.func.coalesce(sa.func.max(retries.c.retry), 0))
             retry = int(connection.scalar(last.where(retries.c.job_version == job_version)) or 0) + 1
-            count = sum(number for _, number in affected)
+            # Counted when a shard is locked: until then its worker may add to its dead letters.
+            records = sum(self._reopen(connection, job_version, shard, reason, retry) for shard in sorted(affected))
             now = connection.scalar(sa.select(self._database.now()))
             connection.execute(
                 sa.insert(retries).values(
-                    job_version=job_version, retry=retry, reason=reason, records=count, who=who, at=now
+                    job_version=job_version, retry=retry, reason=reason, records=records, who=who, at=now
                 )
             )
-            for shard, _ in affected:
-                self._reopen(connection, job_version, shard, reason, retry)
-        return Retried(retry=retry, records=count, shards=len(affected))
+        return Retried(retry=retry, records=records, shards=len(affected))
 
     @staticmethod
-    def _reopen(connection: sa.Connection, job_version: str, shard: int, reason: str, retry: int) -> None:
+    def _reopen(connection: sa.Connection, job_version: str, shard: int, reason: str, retry: int) -> int:
         ours = (shards.c.job_version == job_version, shards.c.shard == shard)
         row = connection.execute(sa.select(shards).where(*ours).with_for_update()).one()
         dead = (
@@ -156,6 +154,7 @@ class Interventions:
                 **values,
             )
         )
+        return removed
 
     def retire(self, job_version: str) -> bool:
         """Drop a settled version's rows per record; False when that was done before.
