@@ -45,6 +45,8 @@ class ScriptedEngine:
     def __init__(self, setup: EngineSetup, worker_name: str, script_path: Path | str | None = None) -> None:
         self._context_tokens_max = setup.context_tokens_max
         self._worker_name = worker_name
+        sequences_max = setup.options.get("sequences_max")
+        self._in_flight_max = 2 * int(sequences_max) if sequences_max else _IN_FLIGHT_MAX
         self._script = load_script(Path(script_path) if script_path is not None else None)
         self._answers = AnswerMaker(setup.json_schema)
         self._running = False
@@ -68,7 +70,7 @@ class ScriptedEngine:
         if self._script.defaults.process:
             self._process = subprocess.Popen(_PROCESS, start_new_session=True)
         self._running = True
-        return EngineInfo(kind="scripted", version=_VERSION, device="cpu", in_flight_max=_IN_FLIGHT_MAX)
+        return EngineInfo(kind="scripted", version=_VERSION, device="cpu", in_flight_max=self._in_flight_max)
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         self._raise_if_dead()
@@ -172,7 +174,7 @@ class ScriptedEngine:
             text=text,
             finish_reason=behaviour.finish_reason,
             prompt_tokens=prompt_tokens,
-            output_tokens=math.ceil(len(text.encode()) / _BYTES_PER_TOKEN),
+            output_tokens=math.ceil(len(text.encode(errors="surrogatepass")) / _BYTES_PER_TOKEN),
         )
 
     def _open_log(self) -> int | None:

@@ -105,8 +105,9 @@ class _Abandon:
     lease: Lease
 
 
+@dataclass(frozen=True)
 class _FlushAll:
-    pass
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 _Item = _Outcome | _Waste | _Finish | _Abandon | _FlushAll
@@ -133,7 +134,6 @@ class Committer:
         self._buffers: dict[tuple[int, int], _Buffer] = {}  # by shard and epoch
         self._fenced: set[tuple[int, int]] = set()
         self._failure: BaseException | None = None
-        self._flushed = threading.Event()
         self._given_up = threading.Event()
         self.totals = CommitTotals()
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
@@ -178,14 +178,19 @@ class Committer:
         if self._given_up.is_set():
             return False
         give_up_at = time.monotonic() + deadline_s
-        self._flushed.clear()
-        self._put(_FlushAll())
-        while not self._flushed.wait(0.1):
+        flushed = self.flush_soon()
+        while not flushed.wait(0.1):
             self.check()
             if time.monotonic() > give_up_at:
                 self._given_up.set()
                 return False
         return True
+
+    def flush_soon(self) -> threading.Event:
+        """Ask for a flush; the event is set when everything handed over so far is stored, or refused."""
+        request = _FlushAll()
+        self._put(request)
+        return request.done
 
     @property
     def given_up(self) -> threading.Event:
@@ -245,7 +250,7 @@ class Committer:
     def _handle(self, item: _Item) -> None:
         if isinstance(item, _FlushAll):
             self._flush_all()
-            self._flushed.set()
+            item.done.set()
             return
         lease = item.lease
         key = (lease.shard, lease.epoch)

@@ -7,6 +7,7 @@ renewals in the heartbeat's; this thread only feeds the engine and judges what c
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -67,6 +68,8 @@ class Worker:
             self._window = Window(info.in_flight_max)
             self._open: dict[int, OpenShard] = {}
             self._completed_at = time.monotonic()
+            self._charges_stored = threading.Event()
+            self._charges_stored.set()
             with ExitStack() as threads:
                 limits, leases = self.limits, self.ledger.leases
                 self._heartbeat = threads.enter_context(
@@ -140,7 +143,7 @@ class Worker:
             if shard.everyone and not shard.exhausted:
                 # Its records run in groups, alone: the engine has to be empty first, and stays closed for others.
                 if not batch and self._window.is_idle:
-                    self._window.suspect([self._take_from(shard, self._window.size)])
+                    self._window.suspect([self._take_from(shard, shard.group_max(self._window.size))])
                 break
             batch += self._take_from(shard, room - len(batch))
         return batch
@@ -174,6 +177,8 @@ class Worker:
         self._save_trial(shard, was=claimed.trial)
         for failure in opening.failures:
             self._committer.add(shard.lease, failure)
+        if opening.failures:
+            self._charges_stored = self._committer.flush_soon()
 
     def _submit(self, batch: list[Prepared]) -> int:
         if not batch:
@@ -201,8 +206,8 @@ class Worker:
     def _try_next_group(self) -> int:
         """Put the next group on trial into the engine; that it goes in is written down first."""
         group = self._window.next_group()
-        if not group:
-            return 0
+        if not group or not self._charges_stored.wait(POLL_S):
+            return 0  # the last attempt has to be remembered before the next one, which may end this process
         self._window.run_group()
         self._save_trials(running={one.shard for one in group})
         return self._submit([one for one in group if one.shard in self._open])
@@ -363,6 +368,7 @@ class Worker:
         else:
             self._window.try_alone(culprit.next_attempt())
         self._committer.add(shard.lease, failure)
+        self._charges_stored = self._committer.flush_soon()
 
     def _drain(self) -> None:
         """A preemption notice: let what is in flight finish while there is time, then hand back."""

@@ -22,6 +22,7 @@ class OpenShard:
     lease: Lease
     source: Iterator[Prepared | Failure]
     claimed_at: float  # monotonic seconds
+    unfinished: int  # records without an outcome when it was claimed
     everyone: bool  # all its records are suspects: they run in groups, alone in the engine
     seen: set[str] = field(default_factory=set)  # ids taken from the source; at most one shard's worth
     unsettled: int = 0  # records taken from the source that have no outcome yet
@@ -56,6 +57,10 @@ class OpenShard:
             )
         self.seen.add(item.record_id)
         self.unsettled += isinstance(item, Prepared)
+
+    def group_max(self, window: int) -> int:
+        """How many suspects to try together: half of what has killed two workers already."""
+        return -(-min(window, self.unfinished) // 2)
 
     def stats(self) -> ShardStats:
         return ShardStats(
@@ -97,6 +102,7 @@ def open_shard(claimed: Claimed, preparer: RecordPreparer) -> Opening:
         lease=lease,
         source=preparer.shard(lease.shard, skip=gone | named, failed=failed),
         claimed_at=claimed.claimed_at,
+        unfinished=lease.records - len(claimed.settled),
         everyone=trial.everyone or lease.recoveries >= SUSPECT_AFTER_RECOVERIES,
         seen=set(named),
     )

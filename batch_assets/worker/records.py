@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -128,10 +129,17 @@ def check_storable(text: str, model: type[BaseModel]) -> None:
     The text itself is what is stored: sealing validates it again, so the author's validators see it as
     the engine wrote it, and only once on its way to the table. Raises whatever is wrong with it.
     """
-    answer = to_arrow_value(model.model_validate_json(text))
+    answer = model.model_validate_json(text)
     for column in arrow_fields(model):
-        pa.array([answer[column.name]], type=column.type)
-    text.encode()  # half a surrogate pair is valid JSON, but cannot be stored
+        try:
+            value = to_arrow_value(getattr(answer, column.name))
+            pa.array([value], type=column.type)
+        except (pa.ArrowException, OverflowError) as error:
+            raise ValueError(f"{column.name}: {error}") from None
+        if isinstance(value, float) and math.isnan(value):
+            # JSON has no such number, and a table takes it for none at all.
+            raise ValueError(f"{column.name}: not a number")
+    text.encode()  # half a surrogate pair cannot be stored
 
 
 def _first_errors(problem: ValidationError) -> str:
