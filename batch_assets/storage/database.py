@@ -54,6 +54,13 @@ class Database:
         self._clock = clock
         self._engine = _sqlite(_parsed(url)) if _parsed(url).get_backend_name() == "sqlite" else _postgresql(url)
         self._reader = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            self._bring_up_to_date()
+        except BaseException:
+            self.close()  # nobody gets to hold what could not be opened
+            raise
+
+    def _bring_up_to_date(self) -> None:
         with self.read() as connection:
             is_current = migrate.is_current(connection)
         if not is_current:
