@@ -1,10 +1,14 @@
-"""A wire to PostgreSQL that can be cut around a COMMIT, where nobody can tell what has happened."""
+"""A wire to PostgreSQL that can be cut around a COMMIT, where nobody can tell what has happened.
+
+It can also be slow, or carry nothing for a while without anybody being told.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +25,9 @@ class Proxy:
         self._lock = threading.Lock()
         self._armed: tuple[str, int] | None = None
         self.cuts: list[str] = []
+        self.delay_s = 0.0  # for everything that is sent, in both directions
+        self._carries = threading.Event()
+        self._carries.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -35,7 +42,16 @@ class Proxy:
         with self._lock:
             self._armed = moment, nth
 
+    def silence(self) -> None:
+        """Carry nothing from now on; connections stay open."""
+        self._carries.clear()
+
+    def resume(self) -> None:
+        """Carry again, what has come meanwhile first."""
+        self._carries.set()
+
     def close(self) -> None:
+        self.resume()
         for one in (self._listener, *self._open):
             _break(one)
 
@@ -43,7 +59,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._server_port))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._server_port))
+                except OSError:  # the server is away
+                    _break(client)
+                    continue
                 self._open += [client, server]
                 answer_is_lost = threading.Event()
                 threading.Thread(target=self._ask, args=(client, server, answer_is_lost), daemon=True).start()
@@ -52,6 +72,7 @@ class Proxy:
     def _ask(self, client: socket.socket, server: socket.socket, answer_is_lost: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
+                self._pace()
                 moment = self._due() if data.endswith(_COMMIT) else None
                 if moment == "before_commit":
                     self.cuts.append(moment)
@@ -65,12 +86,18 @@ class Proxy:
     def _answer(self, client: socket.socket, server: socket.socket, answer_is_lost: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(65536):
+                self._pace()
                 if answer_is_lost.is_set() and _COMMIT in data:
                     self.cuts.append("after_commit")
                     break
                 client.sendall(data)
         _break(client)
         _break(server)
+
+    def _pace(self) -> None:
+        self._carries.wait()
+        if self.delay_s:
+            time.sleep(self.delay_s)
 
     def _due(self) -> str | None:
         with self._lock:
