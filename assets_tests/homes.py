@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from pydantic import SecretStr
 
 from batch_assets.core.outcomes import DeadLetter
 from batch_assets.operations.deployment import Deployment
@@ -54,10 +55,13 @@ class Home:
 
 
 @contextmanager
-def temporary_home(folder: Path) -> Iterator[Home]:
-    """A home in `folder`; its ledger is closed at the end."""
+def temporary_home(folder: Path, *, ledger: str | None = None) -> Iterator[Home]:
+    """A home in `folder`; its ledger (a SQLite file there, unless an address is given) is closed at the end."""
     jobs = folder / "jobs"
     jobs.mkdir(parents=True, exist_ok=True)
-    deployment = Deployment(Settings(home=folder / "home", jobs=jobs, models=folder / "models"))
-    yield Home(deployment, jobs)
-    deployment.ledger.close()
+    address = None if ledger is None else SecretStr(ledger)
+    deployment = Deployment(Settings(home=folder / "home", ledger=address, jobs=jobs, models=folder / "models"))
+    try:
+        yield Home(deployment, jobs)
+    finally:
+        deployment.ledger.close()

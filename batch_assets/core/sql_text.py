@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+_GLOB = re.compile(r"[*?\[]")
+
 
 def quote_name(name: str) -> str:
     """An SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def parquet_rows(paths: Iterable[str], options: str = "") -> str:
+    """A table expression: the rows of these files, each taken by its exact name and for what is in it.
+
+    A folder named `day=7` is no column, and `*` in a name is not a pattern.
+    """
+    files = ", ".join(quote_text(_GLOB.sub(r"[\g<0>]", path)) for path in paths)
+    return f"read_parquet([{files}], hive_partitioning = false{options and ', '}{options})"
 
 
 def quote_text(text: str) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from batch_assets.core.sql_text import quote_text
+from batch_assets.core.sql_text import parquet_rows, quote_text
 from batch_assets.core.verdicts import Verdict
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.publish import basis_digests, content_digest
@@ -111,9 +111,9 @@ def _pinned_field(field: str | None, model: type[BaseModel]) -> str | None:
 def _create_results(
     connection: duckdb.DuckDBPyConnection, name: str, sealed: Sequence[SealedShard], columns: pa.Schema
 ) -> None:
-    present = ", ".join(quote_text(str(shard.path)) for shard in sealed if shard.is_readable)
+    present = [str(shard.path) for shard in sealed if shard.is_readable]
     if present:
-        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet([{present}])")
+        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {parquet_rows(present)}")
     else:
         connection.register(f"{name}_empty", columns.empty_table())
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {name}_empty")

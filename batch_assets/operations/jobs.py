@@ -263,7 +263,7 @@ def _read_golden(path: Path, id_column: str, job: Job) -> dict[str, Any]:
     allowed = enum_values(info.annotation)
     typed = field_adapter(info)
     labels: dict[str, Any] = {}
-    for number, line in enumerate(_read_text(path).splitlines(), start=1):
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:

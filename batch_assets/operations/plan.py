@@ -46,6 +46,7 @@ def plan(deployment: Deployment, registered: RegisteredVersion) -> Plan:
     preparer = preparer_for(deployment, version)
     with scan(reader, deployment.settings.root / "scratch") as snapshot:
         _refuse_bad_ids(snapshot.id_problems(), version)
+        snapshot.read_through(version.snapshot.access_labels)
         dead = deployment.ledger.plans.write_plan(version, _known_dead(version, snapshot, preparer))
     return Plan(records=version.records, shards=version.shards, dead_letters=dead, is_new=True)
 

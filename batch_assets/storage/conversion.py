@@ -51,7 +51,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SnapshotError(
                 f"{path}, line {number}: not valid JSON ({error}). The snapshot was not pinned; repair that line."
             ) from error

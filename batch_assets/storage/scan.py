@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from batch_assets.core.sql_text import quote_name, quote_text
+from batch_assets.core.sql_text import parquet_rows, quote_name, quote_text
 from batch_assets.errors import SnapshotError
 from batch_assets.storage.snapshots import SnapshotReader
 
@@ -61,12 +61,12 @@ def create_snapshot_view(connection: duckdb.DuckDBPyConnection, reader: Snapshot
     for pin, path in zip(reader.snapshot.files, reader.paths, strict=True):
         places.append(f"({quote_text(str(path))}, {first}, {min(pin.rows, left)})")
         first, left = first + pin.rows, max(left - pin.rows, 0)
-    files = ", ".join(quote_text(str(path)) for path in reader.paths)
+    files = parquet_rows(map(str, reader.paths), "filename = '__file', file_row_number = true")
     connection.execute(
         f"""
         CREATE VIEW snapshot AS
         SELECT file.* EXCLUDE (file_row_number, __file), place.first + file.file_row_number AS __row
-        FROM read_parquet([{files}], filename = '__file', file_row_number = true) AS file
+        FROM {files} AS file
         JOIN (VALUES {", ".join(places)}) AS place(path, first, taken) ON place.path = file.__file
         WHERE file.file_row_number < place.taken
         """
@@ -102,6 +102,11 @@ class SnapshotScan:
             duplicates=tuple((str(a), int(b), int(c)) for a, b, c in examples),
             duplicated_ids=doubled[0] if doubled else 0,
         )
+
+    def read_through(self, columns: Sequence[str]) -> None:
+        """Decode these columns: text that is not UTF-8 is found before anybody computes for it."""
+        for name in columns:
+            self._connection.execute(f"SELECT max(hash({quote_name(name)})) FROM snapshot").fetchall()
 
     def suspicious(
         self, *, columns: Sequence[str], text: Sequence[str], bytes_max: int, control_tokens: Sequence[str]

@@ -93,25 +93,29 @@ class Sealer:
         pin = self._version.snapshot
         by_id = {result.record_id: result for result in results}
         rows = shard_range(shard, shard_size=self._version.shard_size, records=self._version.records)
-        labelled = self._reader.read(rows, [pin.record_id, *pin.access_labels])
-        table_rows = [
-            self._row(shard, source, by_id[str(source[pin.record_id])])
-            for source in labelled
-            if str(source[pin.record_id]) in by_id
-        ]
-        if len(table_rows) != len(results):
+        copied = [*dict.fromkeys((pin.record_id, *pin.access_labels))]
+        source = pa.concat_tables(self._reader.read_tables(rows, copied))
+        ids = source.column(pin.record_id).to_pylist()
+        found = sorted((row for row, id_ in enumerate(ids) if str(id_) in by_id), key=lambda row: ids[row])
+        if len(found) != len(results):
             raise ShardTrouble(
-                f"Shard {shard} has {len(results)} results, but only {len(table_rows)} of them are in the snapshot."
+                f"Shard {shard} has {len(results)} results, but only {len(found)} of them are in the snapshot."
             )
-        table_rows.sort(key=lambda row: row[pin.record_id])
+        # Ids and labels never become Python values: those have no nanoseconds, and may lose their time zone.
+        taken = pa.array(found, type=pa.int64())
+        columns = {name: source.column(name).take(taken).cast(self._schema.field(name).type) for name in copied}
+        answers = [self._row(shard, by_id[str(ids[row])]) for row in found]
+        for field in self._schema:
+            if field.name not in columns:
+                columns[field.name] = pa.array([answer[field.name] for answer in answers], type=field.type)
+        table = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
         buffer = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(table_rows, schema=self._schema), buffer, compression="zstd")
+        pq.write_table(table.combine_chunks(), buffer, compression="zstd")
         return buffer.getvalue()
 
-    def _row(self, shard: int, source: dict[str, Any], result: StoredResult) -> dict[str, Any]:
+    def _row(self, shard: int, result: StoredResult) -> dict[str, Any]:
         answer = to_arrow_value(self._model.model_validate_json(result.payload))
         return {
-            **source,
             **answer,
             "_job_version": self._version.id,
             "_shard": shard,

@@ -80,13 +80,19 @@ def arrow_type(annotation: Any) -> pa.DataType:
 
 
 def to_arrow_value(value: Any) -> Any:
-    """A model's value as pyarrow takes it: enums and sets become plain values."""
+    """A model's value as pyarrow takes it: enums and sets become plain values, times are in UTC.
+
+    Raises OverflowError for a time that UTC puts outside of the years 1 to 9999.
+    """
     if isinstance(value, BaseModel):
         return {name: to_arrow_value(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, uuid.UUID):
         return str(value)
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        # By ourselves: pandera, once imported, sets PYARROW_IGNORE_TIMEZONE, and Arrow then drops the offset.
+        return value.astimezone(datetime.UTC)
     if isinstance(value, dict):
         return [(key, to_arrow_value(item)) for key, item in value.items()]
     if isinstance(value, list | tuple):

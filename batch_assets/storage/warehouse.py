@@ -18,7 +18,7 @@ from typing import Any
 
 import duckdb
 
-from batch_assets.core.sql_text import quote_name, quote_text
+from batch_assets.core.sql_text import parquet_rows, quote_name, quote_text
 from batch_assets.errors import StoreError
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.publications import Publication
@@ -96,8 +96,8 @@ def open_warehouse(target: Path) -> duckdb.DuckDBPyConnection:
 
 
 def _create_view(connection: duckdb.DuckDBPyConnection, objects: Objects, published: PublishedFiles) -> None:
-    files = ", ".join(quote_text(str(objects.path(str(file["key"])))) for file in published.files)
-    connection.execute(f"CREATE VIEW published.{quote_name(published.job)} AS SELECT * FROM read_parquet([{files}])")
+    files = parquet_rows(str(objects.path(str(file["key"]))) for file in published.files)
+    connection.execute(f"CREATE VIEW published.{quote_name(published.job)} AS SELECT * FROM {files}")
 
 
 def _create_history(connection: duckdb.DuckDBPyConnection, history: list[Publication], jobs: list[str]) -> None:
