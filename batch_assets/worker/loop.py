@@ -337,7 +337,7 @@ class Worker:
             victims = self._window.in_flight(shard.lease.shard)
             self._committer.waste(shard.lease, Cause.ENGINE_DEATH, tokens_of(victims))
             if victims and self.report.engine_restarts > self.limits.restarts_max:
-                shard.trouble = cause
+                shard.trouble = f"the engine died {self.report.engine_restarts} times in one worker (last: {cause})"
         culprit = self._window.engine_died()
         if culprit is not None:
             self._charge(culprit, f"alone in the engine when it died ({cause.partition('. ')[0]})")

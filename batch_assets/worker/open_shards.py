@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from batch_assets.core.leases import SUSPECT_AFTER_RECOVERIES, Lease
 from batch_assets.core.outcomes import ATTEMPTS_MAX, Failure, Reason
+from batch_assets.core.quoting import quoted
 from batch_assets.core.suspects import ShardTrial, take_up
 from batch_assets.errors import SnapshotError
 from batch_assets.worker.claimer import Claimed
@@ -52,7 +53,7 @@ class OpenShard:
     def _note(self, item: Prepared | Failure) -> None:
         if item.record_id in self.seen:
             raise SnapshotError(
-                f"Record id {item.record_id!r} occurs twice in shard {self.lease.shard}, but not when the version "
+                f"Record id {quoted(item.record_id)} occurs twice in shard {self.lease.shard}, but not when the version "
                 "was planned: the snapshot was changed. Restore it, or pin a new version."
             )
         self.seen.add(item.record_id)
@@ -60,7 +61,7 @@ class OpenShard:
 
     def group_max(self, window: int) -> int:
         """How many suspects to try together: half of what has killed two workers already."""
-        return -(-min(window, self.unfinished) // 2)
+        return max(-(-min(window, self.unfinished) // 2), 1)
 
     def stats(self) -> ShardStats:
         return ShardStats(
