@@ -12,6 +12,8 @@ Time is the database's, never a worker's, unless a test passes a clock of its ow
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +31,7 @@ from batch_assets.storage.file_systems import refuse_network_file_system
 from batch_assets.storage.migrate import migrate
 
 BUSY_TIMEOUT_MS = 60_000  # SQLite's waiting is unfair; a renewal may sit behind many flushes
+_PAUSE_MS = 20
 
 # A server that has vanished without a word must not hang a worker for longer than its lease, and a
 # worker that is frozen in the middle of a transaction must not keep its row locks for ever.
@@ -163,8 +166,22 @@ def _postgresql(address: str) -> sa.Engine:
 
 def _configure_sqlite(connection: Any, _record: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # transactions are begun by _begin_immediate, not by the driver
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_MS}"):
-        connection.execute(f"PRAGMA {pragma}")
+    connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    connection.execute("PRAGMA synchronous=FULL")
+    _switch_to_wal(connection)
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """Once in a database's life this changes the file, and does not wait for others who open it just then."""
+    tries = BUSY_TIMEOUT_MS // _PAUSE_MS
+    for left in reversed(range(tries)):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or not left:
+                raise
+            time.sleep(_PAUSE_MS / 1000)
 
 
 def _configure_postgresql(connection: Any, _record: ConnectionPoolEntry) -> None:

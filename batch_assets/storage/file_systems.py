@@ -7,6 +7,7 @@ keep: two workers could both win a claim, or the file could be damaged without a
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from batch_assets.errors import InputError
@@ -43,13 +44,15 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> str | None:
     Format of the file: `man 5 proc_pid_mountinfo`. Of mounts over one another the last one counts.
     """
     try:
-        lines = mounts.read_text(errors="replace").splitlines()
+        lines = mounts.read_text(errors="replace").split("\n")
     except OSError:
         return None
     found: tuple[int, str] | None = None
     wanted = path.resolve()
     for line in lines:
-        before, _, after = line.partition(" - ")
+        before, dash, after = line.partition(" - ")
+        if not dash or len(before.split(" ")) < 6:
+            continue
         point = Path(_unescaped(before.split(" ")[4]))
         if wanted.is_relative_to(point) and (found is None or len(point.parts) >= found[0]):
             found = len(point.parts), after.split(" ")[0]
@@ -57,4 +60,5 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> str | None:
 
 
 def _unescaped(text: str) -> str:
-    return text.replace(r"\040", " ").replace(r"\011", "\t").replace(r"\134", "\\")
+    """Blanks, line ends and backslashes are written as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
