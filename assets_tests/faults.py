@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from batch_assets.core.leases import Lease
 from batch_assets.errors import Fenced
-from batch_assets.storage import database, fencing, leases, outcomes, trials
-from batch_assets.storage.tables import shards
+from batch_assets.storage import database, fencing, interventions, leases, outcomes, trials
+from batch_assets.storage.tables import shards, versions
 
 _change, _hold = fencing.change, fencing.hold
 
@@ -78,6 +78,13 @@ def _without_immediate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_begin_immediate", lambda connection: connection.exec_driver_sql("BEGIN"))
 
 
+def _without_version_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(job_version: str) -> sa.Select[Any]:
+        return sa.select(versions).where(versions.c.job_version == job_version)
+
+    monkeypatch.setattr(interventions, "_version", version)
+
+
 def _replace_fence(monkeypatch: pytest.MonkeyPatch, change: Callable[..., bool], hold: Callable[..., Any]) -> None:
     monkeypatch.setattr(leases, "change", change)
     for module in (outcomes, trials):
@@ -94,5 +101,6 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "put_id": _without_put_id,
     "claim_id": _without_claim_id,
     "row lock": _without_row_lock,
+    "version lock": _without_version_lock,
     "immediate": _without_immediate,
 }
