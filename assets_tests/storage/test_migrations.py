@@ -166,6 +166,24 @@ def test_a_silent_worker_of_the_old_release_is_counted_as_lost(tmp_path: Path) -
     ledger.close()
 
 
+@pytest.mark.parametrize("record", ["a\x01b", "a\x00b", "\x01\x01", "\x01\x02", "y" * 2_000, "é" * 600, "y" * 1_000])
+def test_odd_record_ids_of_the_old_release_stay_the_same_records(tmp_path: Path, record: str) -> None:
+    """0.1.0 kept every id as it was; today some are spelled otherwise, and must not be stored a second time."""
+    path = tmp_path / "ledger.sqlite"
+    url = make_old(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE outcomes SET record_id = ? WHERE record_id = '4'", (record,))
+        connection.execute("UPDATE failures SET record_id = ? WHERE record_id = '5'", ("5" + record,))
+    connection.close()
+    ledger = Ledger(url, clock=Clock(500_000.0))
+    assert ledger.outcomes.settled_ids(ID, 1) == {record}
+    assert ledger.outcomes.failed_attempts(ID, 1) == {"5" + record: 2}
+    lease = Lease(job_version=ID, shard=1, epoch=1, owner="w1", records=4)
+    assert ledger.outcomes.put(Put(lease=lease, results=[result(record)])).discarded == 1
+    invariants.check(ledger, ID)
+    ledger.close()
+
+
 # --- several at once -----------------------------------------------------------------------------
 
 OPENER = """

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from assets_tests import invariants
 from assets_tests.ledgers import Clock, LedgerUnderTest, failure, result, small_version
 from batch_assets.core.suspects import ShardTrial
+from batch_assets.storage import outcomes
 from batch_assets.storage.ledger import Ledger
 from batch_assets.storage.record_keys import KEY_BYTES_MAX, key_columns, record_id_of, record_key, storable
 
@@ -97,13 +98,15 @@ def test_hostile_ids_are_stored_and_listed(hostile: LedgerUnderTest) -> None:
     invariants.check(hostile.ledger, hostile.version.id)
 
 
-def test_hostile_ids_as_dead_letters(hostile: LedgerUnderTest) -> None:
-    """Every dead letter is listed once, and can be put back; its error may hold anything, too."""
+@pytest.mark.parametrize("batch", [1, 3, 5000])
+def test_hostile_ids_as_dead_letters(hostile: LedgerUnderTest, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every dead letter is listed once, in batches of any size, and can be put back."""
+    monkeypatch.setattr(outcomes, "_LIST_BATCH", batch)
     lease, store = hostile.claim(), hostile.ledger.outcomes
     hostile.put(lease, *(failure(one, attempt=3) for one in HOSTILE))
     letters = list(store.dead_letters(hostile.version.id))
     assert sorted(one.record_id for one in letters) == sorted(HOSTILE)
-    done = hostile.ledger.interventions.retry_dead_letters(hostile.version.id, "invalid_output", who="me\x00"[:2])
+    done = hostile.ledger.interventions.retry_dead_letters(hostile.version.id, "invalid_output", who="me")
     assert done.records == len(HOSTILE)
     assert store.settled_ids(hostile.version.id, 0) == set()
     assert store.failed_attempts(hostile.version.id, 0) == {}

@@ -9,6 +9,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy import CheckConstraint, Column, Float, MetaData, String, Table, Text
 
+from batch_assets.storage.record_keys import key_columns
+
 revision = "0002"
 down_revision = "0001"
 
@@ -242,6 +244,8 @@ _TRIGGERS = (
     ("terminal_shards_never_change", "shards", _TERMINAL_CHANGE),
     ("outcomes_never_change", "outcomes", "1 = 1"),
 )
+# Ids that are spelled otherwise as keys, see `storage/record_keys.py`.
+_ODD_KEY = "length(CAST(record_id AS BLOB)) > 1000 OR instr(record_id, char(0)) OR instr(record_id, char(1))"
 
 
 def upgrade() -> None:
@@ -271,9 +275,15 @@ def _take_over(connection: sa.Connection, table: Table) -> None:
     taken = {f'"{column.name}"': f'"{column.name}"' for column in table.c if column.name in known}
     if table.name == "publications":
         taken["sequence"] = "row_number() OVER (PARTITION BY job ORDER BY at, rowid)"
+    usual = f"NOT ({_ODD_KEY})" if "record_id" in known else "1 = 1"
     op.execute(
-        f"INSERT INTO {table.name} ({', '.join(taken)}) SELECT {', '.join(taken.values())} FROM old_{table.name}"
+        f"INSERT INTO {table.name} ({', '.join(taken)}) SELECT {', '.join(taken.values())} "
+        f"FROM old_{table.name} WHERE {usual}"
     )
+    if "record_id" in known:
+        # 0.1.0 had every id as it was for its key.
+        for row in connection.execute(sa.text(f"SELECT * FROM old_{table.name} WHERE {_ODD_KEY}")):
+            connection.execute(sa.insert(table), {**row._mapping, **key_columns(row.record_id)})
     op.drop_table(f"old_{table.name}")
     if table.name == "shards":
         # Leases of the old release carry on; what they have stored is no progress of a claim to come.
