@@ -29,6 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validat
 POISON: dict[str, tuple[str, str, str]] = {
     "a number beyond 64 bits": ("n: int", '{"n": 100000000000000000000000}', '{"n": 1}'),
     "a decimal finer than its column": ("n: Decimal", '{"n": "1.12345678901234"}', '{"n": "1.5"}'),
+    "an infinite number": ("n: float", '{"n": 1e999}', '{"n": 1e308}'),
+    "an infinite number deep inside": ("n: dict[str, list[float]]", '{"n": {"a": [1, -1e999]}}', '{"n": {"a": [1]}}'),
     "half a surrogate pair": ("n: str", '{"n": "\\ud800"}', '{"n": "x"}'),
     "a validator that fails in its own way": (
         "n: int\n\n    @field_validator('n')\n    @classmethod\n    def look(cls, n: int) -> int:\n        return {1: 1}[n]",
@@ -67,7 +69,6 @@ ROUND_TRIPS: dict[str, tuple[str, str, dict[str, Any]]] = {
         '{"n": "x"}',
         {"n": "x!"},  # once, not once per reading
     ),
-    "an infinite number": ("n: float", '{"n": 1e999}', {"n": float("inf")}),
     "a mapping": ("n: dict[str, int]", '{"n": {"a": 1}}', {"n": [("a", 1)]}),
     "a strict model": ("model_config = ConfigDict(strict=True)\n    n: Literal['x', 'y']", '{"n": "x"}', {"n": "x"}),
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from batch_assets.assets.texts import metadata_value
+from batch_assets.assets.texts import clip, metadata_value
 from batch_assets.core.verdicts import Verdict
 
 
@@ -42,5 +42,5 @@ def _metadata(verdict: Verdict) -> Mapping[str, dg.MetadataValue]:
     return {
         **{name: metadata_value(value) for name, value in verdict.numbers.items()},
         **{f"threshold: {name}": metadata_value(value) for name, value in verdict.thresholds.items()},
-        "example_record_ids": metadata_value(list(verdict.example_ids)),
+        "example_record_ids": metadata_value([clip(one) for one in verdict.example_ids]),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -70,7 +70,8 @@ def _tell_dagster(here: Deployment, done: Published, kind: str) -> None:
     try:
         report_move(here, done, kind)
     except Exception as error:
-        sys.stderr.write(f"batch-assets: Dagster's UI was not told of it ({type(error).__name__}: {error}).\n")
+        reason = render.printable(f"{type(error).__name__}: {error}", chars_max=500)
+        sys.stderr.write(f"batch-assets: Dagster's UI was not told of it ({reason}).\n")
 
 
 def export_command(
@@ -78,11 +79,13 @@ def export_command(
         str, typer.Argument(metavar="JOB_OR_VERSION", help="a job exports what is published, a version its own results")
     ],
     output: Annotated[Path, typer.Option("--output", help="the file to write")],
-    file_format: Annotated[str, typer.Option("--format", help="parquet, csv or jsonl")] = "parquet",
+    file_format: Annotated[
+        str, typer.Option("--format", help="parquet, csv, jsonl, or spreadsheet: CSV without formulas")
+    ] = "parquet",
     as_json: JsonFlag = False,
 ) -> None:
     """Write results to one file."""
-    formats: dict[str, Format] = {"parquet": "parquet", "csv": "csv", "jsonl": "jsonl"}
+    formats: dict[str, Format] = {one: one for one in get_args(Format)}
     if file_format not in formats:
         raise typer.BadParameter(f"{file_format!r} is not one of {', '.join(formats)}", param_hint="--format")
     done = export(deployment(), job_or_version, formats[file_format], output)

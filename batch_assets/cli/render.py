@@ -7,6 +7,7 @@ markup taken out of their hands.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from batch_assets.core.verdicts import Verdict
 
 # Without a terminal (a log, a pipe) rich would assume 80 columns and break half of the lines.
 _WIDTH = None if sys.stdout.isatty() else 120
+CELL_CHARS_MAX = 500  # of one text in a table; an id or an answer can be megabytes
+_NOT_ASCII = re.compile(r"[^\n\x20-\x7e]+")
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 
 
@@ -28,8 +31,15 @@ def talk_on_stderr() -> None:
 
 
 def print_json(value: Any) -> None:
-    """Machine-readable output; nothing else goes to standard output with it."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    """Machine-readable output; nothing else goes to standard output with it. What does not print is escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    sys.stdout.write(_NOT_ASCII.sub(_escaped, text) + "\n")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """JSON leaves C1 controls, direction marks and the like as they are, and they work on a terminal, too."""
+    run = found.group()
+    return run if run.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in run)
 
 
 def say(text: str) -> None:
@@ -37,18 +47,21 @@ def say(text: str) -> None:
     console.print(Text(printable(text)))
 
 
-def printable(value: object) -> str:
-    """Text that cannot move the cursor, ring the bell or recolour a terminal."""
-    return "".join(char if char.isprintable() else " " for char in str(value))
+def printable(value: object, *, chars_max: int | None = None) -> str:
+    """Text that cannot move the cursor, ring the bell or recolour a terminal; cut where it gets too long."""
+    text = str(value)
+    if chars_max is not None and len(text) > chars_max:
+        text = f"{text[: chars_max - 1]}…"
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, one_line: bool = False) -> None:
-    """A table that fits the terminal: long texts are wrapped, or cut to one line a row."""
+    """A table that fits the terminal: long texts are wrapped, or cut to one line a row; JSON has them whole."""
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        grid.add_column(column, no_wrap=one_line, overflow="ellipsis" if one_line else "fold")
+        grid.add_column(Text(printable(column)), no_wrap=one_line, overflow="ellipsis" if one_line else "fold")
     for row in rows:
-        grid.add_row(*(Text(printable("" if cell is None else cell)) for cell in row))
+        grid.add_row(*(Text(printable("" if cell is None else cell, chars_max=CELL_CHARS_MAX)) for cell in row))
     console.print(grid, soft_wrap=False)
 
 

@@ -21,15 +21,18 @@ from batch_assets.operations.publish import sealed_files
 from batch_assets.storage.scan import MEMORY_LIMIT
 from batch_assets.storage.warehouse import readable
 
-Format = Literal["parquet", "csv", "jsonl"]
+Format = Literal["parquet", "csv", "jsonl", "spreadsheet"]
 
 _COPY_OPTIONS: dict[Format, str] = {
     "parquet": "FORMAT parquet, COMPRESSION zstd",
     # Every value quoted: record text is untrusted and may hold separators and line ends.
     "csv": "FORMAT csv, HEADER true, FORCE_QUOTE *",
+    "spreadsheet": "FORMAT csv, HEADER true, FORCE_QUOTE *",
     "jsonl": "FORMAT json, ARRAY false",
 }
 _NESTED = ("STRUCT", "MAP", "UNION")
+# What a spreadsheet runs when it opens a CSV file: a formula, also behind white space or control characters.
+_FORMULA = r"^(?:[\s\p{Z}\p{C}]*[=+\-@＝＋－＠]|[\t\r\n])"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +97,11 @@ def results_of(deployment: Deployment, job_version: str) -> Iterator[duckdb.Duck
 
 
 def _column(row: tuple[str, ...], file_format: Format) -> str:
-    """Nested values become JSON in CSV, which has no types of its own."""
+    """Nested values become JSON in CSV, which has no types of its own; for a spreadsheet, formulas become text."""
     name, kind = quote_name(row[0]), row[1]
-    if file_format == "csv" and (kind.endswith("]") or kind.startswith(_NESTED)):
+    if file_format in ("csv", "spreadsheet") and (kind.endswith("]") or kind.startswith(_NESTED)):
         return f"to_json({name}) AS {name}"
+    if file_format == "spreadsheet" and kind == "VARCHAR":
+        is_formula = f"regexp_matches({name}, {quote_text(_FORMULA)})"
+        return f"CASE WHEN {is_formula} THEN concat('''', {name}) ELSE {name} END AS {name}"
     return name

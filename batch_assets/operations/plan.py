@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from batch_assets.core.outcomes import Failure
 from batch_assets.core.prompt import parse_prompt
+from batch_assets.core.quoting import quoted
 from batch_assets.core.version import JobVersion
 from batch_assets.engine.create import create_encoder
 from batch_assets.errors import SnapshotError
@@ -88,7 +89,7 @@ def _refuse_bad_ids(problems: IdProblems, version: JobVersion) -> None:
             "from 0). Every record needs one: repair the snapshot and pin again."
         )
     if problems.duplicated_ids:
-        names = "; ".join(f"{record_id!r} in rows {a} and {b}" for record_id, a, b in problems.duplicates)
+        names = "; ".join(f"{quoted(record_id)} in rows {a} and {b}" for record_id, a, b in problems.duplicates)
         raise SnapshotError(
             f"{problems.duplicated_ids:,} record ids are not unique ({column}: {names}{_more(problems.duplicated_ids)}). "
             "One id must be one record: repair the snapshot and pin again."

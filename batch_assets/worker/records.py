@@ -136,10 +136,18 @@ def check_storable(text: str, model: type[BaseModel]) -> None:
             pa.array([value], type=column.type)
         except (pa.ArrowException, OverflowError) as error:
             raise ValueError(f"{column.name}: {error}") from None
-        if isinstance(value, float) and math.isnan(value):
-            # JSON has no such number, and a table takes it for none at all.
-            raise ValueError(f"{column.name}: not a number")
+        if not _is_finite(value):
+            raise ValueError(f"{column.name}: not a finite number, which JSON cannot hold")
     text.encode()  # half a surrogate pair cannot be stored
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers in it are: 1e999 is read as infinite, NaN is taken for null by tables, and JSON has neither."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    return all(map(_is_finite, value)) if isinstance(value, list | tuple) else True
 
 
 def _first_errors(problem: ValidationError) -> str:
