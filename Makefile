@@ -28,7 +28,7 @@ $(VENV)/.ready: pyproject.toml deploy/local/install_cpu_engine.py
 	@test -x $(BIN)/python || { echo "Set-up: creating the virtual environment $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "Set-up: installing Batch Assets and Dagster (about a minute)"
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --editable '.[dev,k8s]'
+	@$(BIN)/python -m pip install --quiet --editable '.[dev,k8s,postgres]'
 	@echo "Set-up: installing the CPU engine (about 3 GB, a few minutes)"
 	@$(BIN)/python deploy/local/install_cpu_engine.py
 	@touch $@

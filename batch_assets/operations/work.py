@@ -66,7 +66,7 @@ def work(
     sealer = Sealer(version, model, reader, deployment.objects)
 
     def committer_for(info: EngineInfo) -> Committer:
-        return Committer(deployment.ledger, sealer, engine_label=f"{info.kind} {info.version} on {info.device}")
+        return Committer(deployment.ledger, sealer, engine_label=_label(info))
 
     worker = Worker(
         version=version,
@@ -89,6 +89,11 @@ def output_model(deployment: Deployment, version: JobVersion) -> type[BaseModel]
     """The pydantic model as it was pinned."""
     where = deployment.version_files.key(version.job, version.id)
     return load_output_model(version.output_schema.source, where=f"{where}: output_schema")
+
+
+def _label(info: EngineInfo) -> str:
+    """What is stored with every result: what ran it, and how (tuning is no part of the version)."""
+    return f"{info.kind} {info.version} on {info.device}, {info.in_flight_max} in flight"
 
 
 def _check_engine(job: Job, version: JobVersion) -> None:

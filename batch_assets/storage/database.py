@@ -136,10 +136,17 @@ def _parsed(url: str) -> sa.URL:
 
 
 def _sqlite(url: sa.URL) -> sa.Engine:
-    if url.database:
-        path = Path(url.database)
+    path = Path(url.database or "")
+    if not path.is_absolute():
+        raise InputError(
+            f"BATCH_ASSETS_LEDGER: {url} names no absolute path, and every process has to find the same file. "
+            "Write sqlite:////path/to/ledger.sqlite, with four slashes."
+        )
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_network_file_system(path)
+    except OSError as error:
+        raise InputError(f"The ledger cannot be kept in {path.parent} ({error.strerror}).") from None
+    refuse_network_file_system(path)
     engine = sa.create_engine(url)
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_immediate)
@@ -197,5 +204,5 @@ def _begin_immediate(connection: sa.Connection) -> None:
 
 
 def _explain(cause: object) -> str:
-    text = " ".join(str(cause).split())
+    text = " ".join(str(cause).split()).rstrip(".?!")
     return f"The ledger database could not do its work: {text}. Mend the cause and try again; nothing is done twice."

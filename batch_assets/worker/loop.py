@@ -28,7 +28,7 @@ from batch_assets.worker.claimer import Claimed, Claimer, NothingLeft, call_quie
 from batch_assets.worker.committer import Committer, ShardFailed, ShardSealed
 from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.open_shards import OpenShard, open_shard
-from batch_assets.worker.orphans import EngineProcesses
+from batch_assets.worker.orphans import EngineProcesses, end_processes
 from batch_assets.worker.patience import Patience
 from batch_assets.worker.records import Prepared, RecordPreparer, judge, tokens_of
 from batch_assets.worker.report import ShardStats, WorkerLimits, WorkerReport
@@ -37,6 +37,7 @@ from batch_assets.worker.window import Window
 POLL_S = 0.2
 SHARDS_OPEN_MAX = 2  # the one that drains and the one that fills the room it leaves
 SHUTDOWN_S = 30.0
+SHUTDOWN_GRACE_S = 15.0  # for an engine that takes its deadline not too literally
 
 
 @dataclass(kw_only=True)
@@ -91,9 +92,19 @@ class Worker:
             self.report.results, self.report.dead_letters = totals.stored, totals.dead_lettered
             self.report.duplicates_discarded = totals.discarded
         finally:
-            self.engine.shutdown(SHUTDOWN_S)
-            self.engine_processes.forget(self.owner)
+            self._shut_engine_down()
         return self.report
+
+    def _shut_engine_down(self) -> None:
+        """Bounded, whatever the engine does: a driver call that hangs must not keep this process alive."""
+        processes = self.engine.processes()
+        stopping = threading.Thread(target=self.engine.shutdown, args=(SHUTDOWN_S,), name="shutdown", daemon=True)
+        stopping.start()
+        stopping.join(SHUTDOWN_S + SHUTDOWN_GRACE_S)
+        if stopping.is_alive():
+            self.report.engine_stuck = True
+            end_processes(processes)
+        self.engine_processes.forget(self.owner)
 
     def _start_engine(self) -> EngineInfo:
         info = self.engine.start(self.limits.start_deadline_s)
@@ -347,7 +358,9 @@ class Worker:
                 f"The engine died {self.report.engine_restarts} times in this worker (last: {cause}). The shards were "
                 "handed back. Look at the engine's log, or raise engine.restarts_max in defs.yaml."
             )
-        self.engine.shutdown(SHUTDOWN_S)
+        self._shut_engine_down()
+        if self.report.engine_stuck:
+            raise EngineUnavailable("The engine does not shut down; its processes were killed, and the shards handed back.")
         self._start_engine()
         self._completed_at = time.monotonic()
 

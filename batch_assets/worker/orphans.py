@@ -8,12 +8,14 @@ files of workers that are gone.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +68,14 @@ class EngineProcesses:
 
     def _file(self, owner: str) -> Path:
         return self.folder / f"{hashlib.sha256(owner.encode()).hexdigest()[:24]}.json"
+
+
+def end_processes(pids: Iterable[int]) -> None:
+    """Kill processes of our own that do not end by themselves."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            _log.warning("Killed the engine process %d, which did not shut down.", pid)
 
 
 def _end(pid: int, owner: str) -> str:

@@ -33,6 +33,7 @@ class WorkerReport:
     leases_lost: int = 0
     records_aborted: int = 0  # waste: in the engine when a lease was lost or a record overdue
     drained: bool = False  # stopped early by a notice; the rest is for others
+    engine_stuck: bool = False  # it did not shut down; its processes were killed
     orphans_ended: list[str] = field(default_factory=list)  # engine processes that dead workers had left behind
     engine: EngineInfo | None = None
 
