@@ -105,15 +105,28 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _infer_schema(path: Path, file_format: str, rows_max: int | None) -> pa.Schema:
     kinds: dict[str, set[type]] = {}
-    for index, (_, row) in enumerate(read_rows(path, file_format)):
+    for index, (number, row) in enumerate(read_rows(path, file_format)):
         # Rows past the limit are still parsed: a file that is broken further down is broken.
         if rows_max is not None and index >= rows_max:
             continue
         for name, value in row.items():
-            seen = kinds.setdefault(name, set())
+            if name not in kinds:
+                kinds[name] = set()
+                _check_name(path, number, name)
+            seen = kinds[name]
             if value is not None:
                 seen.add(type(value))
     return pa.schema([pa.field(name, _arrow_type(seen)) for name, seen in kinds.items()])
+
+
+def _check_name(path: Path, number: int, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SnapshotError(
+            f"{path}, line {number}: a column's name is no text that can be stored ({error}). The snapshot was not "
+            "pinned; repair that line."
+        ) from None
 
 
 def _arrow_type(kinds: set[type]) -> pa.DataType:
