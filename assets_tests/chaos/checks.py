@@ -236,7 +236,9 @@ class Checks:
         rate_per_s = shape.window / shape.delay_s
         healthy = shape.flush_rows + shape.window + int(rate_per_s * (shape.flush_s + _PUT_S))
         for (worker, shard), lines in self.in_vain.items():
-            bound = lost[worker, shard] * min(shape.shard_size, healthy if store_is_well else shape.shard_size)
+            failing = sum(self.shard_of(record) == shard for record in self.run.history.script)
+            most = shape.shard_size + failing * (ATTEMPTS_MAX - 1)
+            bound = lost[worker, shard] * min(most, healthy if store_is_well else most)
             if len(lines) > bound:
                 yield (
                     f"{worker} has served {len(lines)} requests of shard {shard} in vain, at most {bound} are explained "

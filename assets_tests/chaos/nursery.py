@@ -9,6 +9,8 @@ what it has started and then itself.
 from __future__ import annotations
 
 import contextlib
+import datetime
+import faulthandler
 import importlib
 import json
 import os
@@ -16,10 +18,10 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from assets_tests.chaos import planted
 from batch_assets import failpoints
@@ -38,7 +40,7 @@ class Order:
     log: str
     constants: Mapping[str, float]  # module attributes to replace, as in batch_assets.worker.committer.FLUSH_S
     cold: bool = False
-    clock_s: float = 0.0  # how wrong its clock is; for cold processes
+    clock_s: float = 0.0  # how wrong its clock is
     plant: str | None = None  # a bug of planted.py
 
 
@@ -111,7 +113,10 @@ def _answer_orders(link: socket.socket, living: set[int]) -> None:
     unread = b""
     while True:
         if selector.select(_LOOK_EVERY_S):
-            data = link.recv(65536)
+            try:
+                data = link.recv(65536)
+            except ConnectionResetError:
+                data = b""
             if not data:
                 return
             *lines, unread = (unread + data).split(b"\n")
@@ -144,8 +149,7 @@ def _become(order: Order) -> None:
         os.execv(sys.executable, [sys.executable, "-c", code, *order.arguments])
     status = 1
     try:
-        replace_constants(order.constants)
-        planted.plant(order.plant)
+        prepare(order.constants, order.clock_s, order.plant)
         failpoints._armed = failpoints._parse(os.environ.get(failpoints.VARIABLE, ""))
         sys.argv = ["batch-assets", *order.arguments]
         main()
@@ -158,6 +162,24 @@ def _become(order: Order) -> None:
     os._exit(status)
 
 
+def prepare(constants: Mapping[str, float], clock_s: float, plant: str | None) -> None:
+    """What makes this worker different from one of every day. SIGUSR1 makes it tell where it is."""
+    def dump(*_):
+        import gc
+        from batch_assets.worker.loop import Worker
+        for o in gc.get_objects():
+            if isinstance(o, Worker):
+                print("OPEN", [(v.lease, v.everyone, len(v.seen), v.unsettled, v.exhausted, v.finishing, v.trial) for v in o._open.values()])
+                print("WINDOW", vars(o._window))
+                print("COMM", o._committer._fenced, o._committer._buffers, o._committer._inbox.qsize(), o._committer._failure)
+                print("HB", o._heartbeat._held, flush=True)
+    signal.signal(signal.SIGUSR2, dump)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    replace_constants(constants)
+    shift_clock(clock_s)
+    planted.plant(plant)
+
+
 def replace_constants(constants: Mapping[str, float]) -> None:
     """Give module constants other values: histories are short, and so are their pauses."""
     for path, value in constants.items():
@@ -167,28 +189,28 @@ def replace_constants(constants: Mapping[str, float]) -> None:
         setattr(found, name, value)
 
 
-# The clock is changed before anything else is imported: `from time import time` must find the wrong one.
-_COLD = """\
-import sys, time, datetime
-shift = {clock_s}
-if shift:
+def shift_clock(seconds: float) -> None:
+    """Make this process believe that it is earlier or later: the wall clock as all our modules read it."""
+    if not seconds:
+        return
     real_time, real_datetime = time.time, datetime.datetime
-    time.time = lambda: real_time() + shift
-    class Wrong(real_datetime):
+
+    class Wrong(real_datetime):  # type: ignore[misc, valid-type]
         @classmethod
-        def now(cls, tz=None):
-            return real_datetime.now(tz) + datetime.timedelta(seconds=shift)
-        @classmethod
-        def utcnow(cls):
-            return real_datetime.utcnow() + datetime.timedelta(seconds=shift)
-    datetime.datetime = Wrong
-from assets_tests.chaos import planted
-from assets_tests.chaos.nursery import replace_constants
-replace_constants({constants})
-planted.plant({plant!r})
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+            return real_datetime.now(tz) + datetime.timedelta(seconds=seconds)
+
+    time.time = lambda: real_time() + seconds
+    for name, module in list(sys.modules.items()):
+        if name.startswith("batch_assets") and getattr(module, "datetime", None) is real_datetime:
+            module.datetime = Wrong  # type: ignore[attr-defined]
+
+
+_COLD = """\
+import sys
+from assets_tests.chaos.nursery import prepare
+prepare({constants}, {clock_s}, {plant!r})
 from batch_assets.cli.main import main
 sys.argv[0] = "batch-assets"
 main()
 """
-
-ROOT = Path(__file__).parents[2]

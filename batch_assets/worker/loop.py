@@ -69,6 +69,7 @@ class Worker:
             self._window = Window(info.in_flight_max)
             self._open: dict[int, OpenShard] = {}
             self._completed_at = time.monotonic()
+            self._silent: set[str] = set()  # timed out, and nothing has come out of the engine since they went in
             self._charges_stored = threading.Event()
             self._charges_stored.set()
             with ExitStack() as threads:
@@ -194,6 +195,8 @@ class Worker:
     def _submit(self, batch: list[Prepared]) -> int:
         if not batch:
             return 0
+        if self._silent and not self._silent.issuperset(one.key for one in batch):
+            self._replace_silent_engine()
         decoding = self.version.decoding
         # Entered first: if the engine dies on the way in, these records are among the suspects.
         self._window.entered(batch, time.monotonic())
@@ -250,6 +253,7 @@ class Worker:
         for completion in self.engine.poll(timeout_s):
             found = self._window.left(completion.request_id)
             self._completed_at = time.monotonic()
+            self._silent.clear()
             if found is not None:
                 self._settle(found.prepared, judge(completion, found.prepared, self.model))
 
@@ -262,7 +266,9 @@ class Worker:
         shard.prompt_tokens += outcome.prompt_tokens
         shard.output_tokens += outcome.output_tokens
         if isinstance(outcome, Failure) and not outcome.is_final:
-            self._window.again(prepared.next_attempt())
+            # Whoever may have silenced the engine is tried by itself.
+            retry = self._window.try_alone if prepared.key in self._silent else self._window.again
+            retry(prepared.next_attempt())
         else:
             shard.unsettled -= 1
 
@@ -285,6 +291,8 @@ class Worker:
                 error=f"no answer within {self.limits.record_deadline_s:g} s",
                 prompt_tokens=len(prepared.prompt_token_ids),
             )
+            if self._completed_at <= one.submitted_at:
+                self._silent.add(prepared.key)
             self._settle(prepared, failure)
 
     # --- shards --------------------------------------------------------------------------------
@@ -353,6 +361,17 @@ class Worker:
         if culprit is not None:
             self._charge(culprit, f"alone in the engine when it died ({cause.partition('. ')[0]})")
         self._save_trials()
+        self._replace_engine(cause)
+
+    def _replace_silent_engine(self) -> None:
+        """Nothing has come out since a record timed out: it may hang, and others must not pay for that."""
+        self.report.engine_restarts += 1
+        for one in self._window.in_flight():
+            self._window.left(one.key)
+            self._window.again(one)
+        self._replace_engine("no answer to anything since a record has timed out")
+
+    def _replace_engine(self, cause: str) -> None:
         if self.report.engine_restarts > self.limits.restarts_max:
             raise EngineUnavailable(
                 f"The engine died {self.report.engine_restarts} times in this worker (last: {cause}). The shards were "
@@ -363,6 +382,7 @@ class Worker:
             raise EngineUnavailable("The engine does not shut down; its processes were killed, and the shards handed back.")
         self._start_engine()
         self._completed_at = time.monotonic()
+        self._silent.clear()
 
     def _charge(self, culprit: Prepared, error: str) -> None:
         """An attempt for the record that stood alone; with attempts left it is tried alone again."""
