@@ -8,6 +8,7 @@ prompt of a job starts with the very same tokens, which is what the engine's pre
 from __future__ import annotations
 
 import hashlib
+import struct
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,8 +80,9 @@ class ScriptedEncoder:
 
 def _byte_tokens(text: str) -> tuple[int, ...]:
     data = text.encode()
-    groups = range(0, len(data), _BYTES_PER_TOKEN)
-    return tuple(int.from_bytes(data[at : at + _BYTES_PER_TOKEN]) for at in groups)
+    whole, rest = divmod(len(data), _BYTES_PER_TOKEN)
+    tokens = struct.unpack_from(f">{whole}I", data)
+    return (*tokens, int.from_bytes(data[-rest:])) if rest else tokens
 
 
 def _load_tokenizer(model_dir: Path) -> Any:

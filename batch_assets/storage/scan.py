@@ -24,6 +24,8 @@ from batch_assets.storage.snapshots import SnapshotReader
 MEMORY_LIMIT = "1GB"
 EXAMPLES = 5
 _BATCH_ROWS = 256  # candidate records are long ones; few at a time
+# DuckDB computes on 2,048 rows at a time in each thread: of large records one thread's are enough.
+_LARGE_RECORD_BYTES = 16_384
 # Numbers and dates print in a few characters; a bound without printing each of them.
 _PLAIN_VALUE_BYTES = 64
 
@@ -46,6 +48,8 @@ def scan(reader: SnapshotReader, scratch: Path) -> Iterator[SnapshotScan]:
         connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
         connection.execute(f"SET temp_directory = {quote_text(folder)}")
         connection.execute("SET preserve_insertion_order = false")
+        if reader.record_bytes() > _LARGE_RECORD_BYTES:
+            connection.execute("SET threads = 1")
         connection.execute("SET enable_progress_bar = false")
         create_snapshot_view(connection, reader)
         try:
@@ -78,6 +82,7 @@ class SnapshotScan:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, reader: SnapshotReader) -> None:
         self._connection = connection
+        self._reader = reader
         self._schema = reader.schema()
         self._id = quote_name(reader.snapshot.record_id)
 
@@ -121,13 +126,20 @@ class SnapshotScan:
         empty = " AND ".join(
             f"regexp_full_match(coalesce({quote_name(name)}::VARCHAR, ''), {quote_text(blank)})" for name in text
         )
-        names = ", ".join(quote_name(name) for name in dict.fromkeys(columns))
-        reader: Any = self._connection.sql(
-            f"SELECT __row, {names} FROM snapshot WHERE ({size}) > {bytes_max} OR ({empty}) ORDER BY __row"
+        # Row numbers only: sorting the records themselves would need room for all of them.
+        numbers: Any = self._connection.sql(
+            f"SELECT __row FROM snapshot WHERE ({size}) > {bytes_max} OR ({empty}) ORDER BY __row"
         ).to_arrow_reader(_BATCH_ROWS)
-        for batch in reader:
-            for record in batch.to_pylist():
-                yield record.pop("__row"), record
+        for batch in numbers:
+            wanted = batch.column(0).to_pylist()
+            yield from self._records(wanted, list(dict.fromkeys(columns)))
+
+    def _records(self, wanted: Sequence[int], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The records with these row numbers, which are in order: one pass over the rows between them."""
+        chosen = set(wanted)
+        for row, record in enumerate(self._reader.read(range(wanted[0], wanted[-1] + 1), columns), wanted[0]):
+            if row in chosen:
+                yield row, record
 
     def _bytes_of(self, name: str) -> str:
         kind = self._schema.field(name).type

@@ -196,6 +196,15 @@ class SnapshotReader:
                 yield from _read_file(self._open(pin, path), range(start, stop), list(dict.fromkeys(columns)))
             first += pin.rows
 
+    def record_bytes(self) -> int:
+        """The size of a record in the file where they are largest, on average, before compression."""
+        sizes = [0]
+        for pin, path in zip(self.snapshot.files, self.paths, strict=True):
+            metadata = self._open(pin, path).metadata
+            total = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+            sizes.append(total // max(metadata.num_rows, 1))
+        return max(sizes)
+
     def _open(self, pin: FilePin, path: Path) -> pq.ParquetFile:
         if not path.is_file():
             raise SnapshotError(
