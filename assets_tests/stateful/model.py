@@ -86,6 +86,7 @@ class Model:
     def claim(self, owner: str, lease_s: float, wanted: range, claim_id: str | None) -> Claim | None:
         for shard in self.shards:
             if claim_id is not None and shard.holder is not None and shard.holder.claim_id == claim_id:
+                shard.holder.recoveries = shard.recoveries  # a trial has begun meanwhile
                 return shard.holder
         for shard in (self.shards[number] for number in wanted):
             if shard.holder is not None and (shard.expires or 0.0) < self.now:
