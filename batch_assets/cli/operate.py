@@ -11,7 +11,7 @@ import typer
 from batch_assets.cli import render
 from batch_assets.cli.common import JsonFlag, VersionArgument, deployment
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.intervene import cancel, check_state, requeue, retire, retry_dead_letters
+from batch_assets.operations.intervene import cancel, check_reason, check_state, requeue, retire, retry_dead_letters
 from batch_assets.storage.plans import RegisteredVersion
 
 
@@ -102,6 +102,7 @@ def dead_letters_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Records that were given up: by reason with examples, or one by one with --reason (or --json)."""
+    check_reason(reason)
     here = deployment()
     registered = here.resolve(version)
     if retry is not None:

@@ -53,8 +53,7 @@ def retry_dead_letters(deployment: Deployment, registered: RegisteredVersion, re
 
     Raises InputError for a reason that does not exist, GateError when readers see the version.
     """
-    if reason not in list(Reason):
-        raise InputError(f"{reason!r} is no reason of dead letters; there are {', '.join(Reason)}.")
+    check_reason(reason)
     return deployment.ledger.interventions.retry_dead_letters(
         registered.job_version, reason, who=deployment.settings.actor
     )
@@ -75,6 +74,12 @@ def retire(deployment: Deployment, registered: RegisteredVersion) -> Retired:
             deployment.objects.remove(shard.sealed_key)
     ledger.interventions.forget(job_version)
     return Retired(changed=changed, forgotten=True)
+
+
+def check_reason(reason: str | None) -> None:
+    """Raise InputError for a reason that dead letters do not have."""
+    if reason is not None and reason not in list(Reason):
+        raise InputError(f"{reason!r} is no reason of dead letters; there are {', '.join(Reason)}.")
 
 
 def check_state(state: str | None) -> None:
