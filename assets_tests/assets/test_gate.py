@@ -20,7 +20,7 @@ FailureText = Callable[[dg.ExecuteInProcessResult], str]
 
 def complete(project: Project, **keywords: Any) -> RegisteredVersion:
     """A version of the job with every shard sealed."""
-    project.make_job(records=12, shard_size=5, **keywords)
+    project.make_job(**{"records": 12, "shard_size": 5, **keywords})
     version = project.pin()
     assert project.run(version).success
     return version
@@ -194,3 +194,16 @@ def test_record_text_never_becomes_markdown(project: Project, hostile: str) -> N
     markdown = [value.value for value in shown if isinstance(value, dg.MarkdownMetadataValue)]
     assert all(hostile not in text for text in markdown)
     assert all(hostile not in (one.description or "") for one in result.get_asset_check_evaluations())
+
+
+@pytest.mark.case("C67")
+def test_dead_letters_within_the_tolerance_are_numbers_not_a_failure(project: Project) -> None:
+    """The run is green, every shard is materialized, and the check says how many records were given up."""
+    faults = {record_id(n): {"text": "not JSON"} for n in (2, 7)}
+    version = complete(project, records=200, script={"records": faults}, gate={"dead_letters": {"rate_max": 0.01}})
+    result = project.run_job(GATE_JOB)
+    assert result.success
+    (check,) = [one for one in result.get_asset_check_evaluations() if one.check_name == "dead_letters"]
+    assert check.passed
+    assert plain_metadata(check.metadata)["dead_letters"] == 2
+    assert project.deployment.ledger.publications.current("tiny") == version.job_version

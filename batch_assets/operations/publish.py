@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import stamina
+
 from batch_assets.core.history import standing_versions
 from batch_assets.core.verdicts import CHECKS, Verdict, refusals
 from batch_assets.errors import GateError, StoreError
@@ -21,6 +23,7 @@ from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.publications import Publication
 from batch_assets.storage.warehouse import Catalog, PublishedFiles, write_pointer_object
 
+MOVE_ATTEMPTS = 4
 _log = logging.getLogger(__name__)
 
 
@@ -183,7 +186,10 @@ def _move(
         for other, job_version in publications.all_current().items():
             if other != job:
                 _add_if_readable(deployment, catalog, other, job_version)
-        publications.move(publication)
+        # Sent again when its answer was lost: the publication's id makes the second time a no-op.
+        for attempt in stamina.retry_context(on=StoreError, attempts=MOVE_ATTEMPTS, wait_max=5.0):
+            with attempt:
+                publications.move(publication)
         catalog.put_in_place(publications.history())
         write_pointer_object(deployment.objects, published)
 

@@ -79,8 +79,10 @@ class RecordPreparer:
                 if tokens <= cap:
                     return Prepared(shard=shard, record_id=record_id, attempt=attempt, prompt_token_ids=token_ids)
                 reason, error = Reason.INPUT_TOO_LONG, f"{tokens:,} input tokens, {cap:,} allowed"
-        except (RenderError, UnicodeError) as problem:
+        except RenderError as problem:
             error = str(problem)
+        except Exception as problem:  # a template or tokenizer that fails on one text must not fail the shard
+            error = f"{type(problem).__name__}: {problem}"[:_ERROR_CHARS_MAX]
         return Failure(record_id=record_id, attempt=attempt, reason=reason, error=error, prompt_tokens=tokens)
 
 
