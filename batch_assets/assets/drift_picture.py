@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+import warnings
 from collections.abc import Mapping
 
 import dagster as dg
 from matplotlib.figure import Figure
 
+from batch_assets.core.quoting import printable
 from batch_assets.core.verdicts import Verdict
 
 CATEGORIES_MAX = 20  # more bars than that cannot be read
@@ -24,7 +26,9 @@ def drift_picture(verdict: Verdict) -> dg.MetadataValue | None:
     before = verdict.numbers.get("baseline_distribution")
     figure = _bars(str(verdict.numbers.get("field", "")), found, before, str(verdict.numbers.get("baseline", "")))
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the font lacks a character; it becomes a box
+        figure.savefig(buffer, format="png", dpi=110)
     encoded = base64.b64encode(buffer.getvalue()).decode()
     return dg.MetadataValue.md(f"![drift](data:image/png;base64,{encoded})")
 
@@ -42,7 +46,7 @@ def _bars(field: str, found: Mapping[str, int], before: Mapping[str, int] | None
     axes.barh(
         [y + offset for y in range(len(ranked))], _shares(found, ranked), width, color=_AFTER, label="this version"
     )
-    axes.set_yticks(range(len(ranked)), [_label(name) for name in ranked], parse_math=False)
+    axes.set_yticks(range(len(ranked)), [printable(name, chars_max=LABEL_CHARS) for name in ranked], parse_math=False)
     axes.invert_yaxis()
     axes.set_xlabel(f"% of results per {field}", parse_math=False)
     if before:
@@ -54,7 +58,3 @@ def _bars(field: str, found: Mapping[str, int], before: Mapping[str, int] | None
 def _shares(counts: Mapping[str, int], names: list[str]) -> list[float]:
     total = sum(counts.values()) or 1
     return [100 * counts.get(name, 0) / total for name in names]
-
-
-def _label(name: str) -> str:
-    return name if len(name) <= LABEL_CHARS else f"{name[: LABEL_CHARS - 1]}…"

@@ -14,9 +14,10 @@ from typing import NoReturn
 import stamina
 import typer
 
-from batch_assets.cli import inspect, job, operate, release, render
+from batch_assets.cli import inspect, job, operate, release
 from batch_assets.cli.demo import demo
 from batch_assets.cli.ui import ui_command
+from batch_assets.core.quoting import printable
 from batch_assets.errors import BatchAssetsError
 
 _COMPLAINT_CHARS_MAX = 2000  # a message may name an id, a column or a file, and those can be of any length
@@ -64,5 +65,5 @@ def main() -> NoReturn:
 
 
 def _complain(text: str, status: int) -> NoReturn:
-    sys.stderr.write(f"batch-assets: {render.printable(text, chars_max=_COMPLAINT_CHARS_MAX)}\n")
+    sys.stderr.write(f"batch-assets: {printable(text, chars_max=_COMPLAINT_CHARS_MAX)}\n")
     sys.exit(status)

@@ -11,6 +11,7 @@ import typer
 
 from batch_assets.cli import render
 from batch_assets.cli.common import JsonFlag, VersionArgument, deployment
+from batch_assets.core.quoting import printable
 from batch_assets.operations.check import check
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.export import Format, export
@@ -70,7 +71,7 @@ def _tell_dagster(here: Deployment, done: Published, kind: str) -> None:
     try:
         report_move(here, done, kind)
     except Exception as error:
-        reason = render.printable(f"{type(error).__name__}: {error}", chars_max=500)
+        reason = printable(f"{type(error).__name__}: {error}", chars_max=500)
         sys.stderr.write(f"batch-assets: Dagster's UI was not told of it ({reason}).\n")
 
 

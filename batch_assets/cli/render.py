@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from batch_assets.core.quoting import printable
 from batch_assets.core.verdicts import Verdict
 
 # Without a terminal (a log, a pipe) rich would assume 80 columns and break half of the lines.
@@ -45,14 +46,6 @@ def _escaped(found: re.Match[str]) -> str:
 def say(text: str) -> None:
     """One plain line."""
     console.print(Text(printable(text)))
-
-
-def printable(value: object, *, chars_max: int | None = None) -> str:
-    """Text that cannot move the cursor, ring the bell or recolour a terminal; cut where it gets too long."""
-    text = str(value)
-    if chars_max is not None and len(text) > chars_max:
-        text = f"{text[: chars_max - 1]}…"
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, one_line: bool = False) -> None:

@@ -1,8 +1,16 @@
-"""Record ids and other foreign texts inside our own messages."""
+"""Record ids and other foreign texts in places of our own: messages, listings, pictures."""
 
 from __future__ import annotations
 
 QUOTED_CHARS_MAX = 80
+
+
+def printable(value: object, *, chars_max: int | None = None) -> str:
+    """Text that cannot move the cursor, ring the bell or recolour a terminal; cut where it gets too long."""
+    text = str(value)
+    if chars_max is not None and len(text) > chars_max:
+        text = f"{text[: chars_max - 1]}…"
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def quoted(text: str) -> str:
