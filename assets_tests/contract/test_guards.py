@@ -210,6 +210,7 @@ def open_ledger(ledger_url: str) -> Iterator[Callable[[], LedgerUnderTest]]:
         one.ledger.close()
 
 
+@pytest.mark.case("D43")
 @pytest.mark.parametrize("with_guard", [True, False], ids=["with", "without"])
 @pytest.mark.parametrize(("guard", "scenario", "ledger_url"), CASES, indirect=["ledger_url"])
 def test_a_scenario_needs_its_guard(
@@ -246,6 +247,7 @@ def test_every_fault_has_a_scenario() -> None:
 # --- guards that are settings --------------------------------------------------------------------
 
 
+@pytest.mark.case("D48")
 def test_no_write_begins_deferred(ledger: LedgerUnderTest) -> None:
     """D48: on SQLite every transaction takes the write lock first, and nothing is written outside of one."""
     if ledger.ledger.database.is_postgresql:

@@ -339,6 +339,7 @@ def test_what_is_in_use_is_not_retired(ledger: LedgerUnderTest, state: str) -> N
     assert everything(ledger) == before
 
 
+@pytest.mark.case("D38")
 @pytest.mark.parametrize("end", ["completed", "cancelled"])
 def test_the_slowest_writer_after_the_rows_are_gone(ledger: LedgerUnderTest, end: str) -> None:
     """D38: its flush is refused, and nothing comes back to life."""
@@ -407,6 +408,7 @@ WRITES: dict[str, Callable[[LedgerUnderTest, Lease], object]] = {
 }
 
 
+@pytest.mark.case("C50")
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("end", ["completed", "cancelled"])
 def test_terminal_states_never_change(ledger: LedgerUnderTest, end: str, write: str) -> None:

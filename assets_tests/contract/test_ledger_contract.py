@@ -78,6 +78,7 @@ def test_only_wanted_shards_are_claimed(ledger: LedgerUnderTest) -> None:
     assert ledger.try_claim(wanted=range(1, 2)) is None
 
 
+@pytest.mark.case("D03")
 def test_an_expired_lease_goes_to_the_next_claim_first(ledger: LedgerUnderTest) -> None:
     """A silent owner's shard is taken before pending ones, and its epoch moves."""
     first = ledger.claim()
@@ -128,6 +129,7 @@ ZOMBIE_CALLS: dict[str, Callable[[LedgerUnderTest, Lease], object]] = {
 }
 
 
+@pytest.mark.case("D27")
 @pytest.mark.parametrize("call", ZOMBIE_CALLS)
 @pytest.mark.parametrize("heir", ["w2", "w1"])  # fenced even when the owner is the same: the epoch decides
 def test_a_worker_that_comes_back_changes_nothing(ledger: LedgerUnderTest, call: str, heir: str) -> None:
@@ -144,6 +146,7 @@ def test_a_worker_that_comes_back_changes_nothing(ledger: LedgerUnderTest, call:
     ledger.put(current, result("1"))
 
 
+@pytest.mark.case("C49")
 def test_racing_claims_give_each_shard_to_one_worker(ledger: LedgerUnderTest) -> None:
     """Eight threads claim a burst of shards; no shard is leased twice."""
     version = small_version(records=200, shard_size=2, prompt="race")
@@ -167,6 +170,7 @@ def test_racing_claims_give_each_shard_to_one_worker(ledger: LedgerUnderTest) ->
 # --- outcomes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("C28")
 def test_the_first_result_stands_and_the_second_is_counted(ledger: LedgerUnderTest) -> None:
     """Put if absent: a second result of a record is a counted discard, whatever it says."""
     lease = ledger.claim()
@@ -244,6 +248,7 @@ def test_completing_again_after_a_lost_answer_is_harmless(ledger: LedgerUnderTes
     ledger.complete(lease)
 
 
+@pytest.mark.case("C33")
 def test_a_shard_with_a_record_missing_does_not_complete(ledger: LedgerUnderTest) -> None:
     """Results + dead letters must equal the records; counted by the database, not believed."""
     lease = ledger.claim()
@@ -261,6 +266,7 @@ def test_a_sealed_file_with_other_rows_than_the_ledger_does_not_complete(ledger:
         ledger.complete(lease, rows=3)
 
 
+@pytest.mark.case("D06")
 def test_completion_and_reclaim_at_the_same_moment_have_one_winner(ledger: LedgerUnderTest) -> None:
     """An owner that completes at the expiry either wins or is fenced; never both."""
     version = small_version(records=60, shard_size=1, prompt="race")
@@ -324,6 +330,7 @@ def test_the_pointer_moves_only_from_what_was_expected(ledger: LedgerUnderTest) 
     assert [move.to_version for move in publications.history("tickets")] == ["v2", "v1"]
 
 
+@pytest.mark.case("D40")
 def test_publishing_again_with_the_same_id_is_a_no_op(ledger: LedgerUnderTest) -> None:
     """A publication whose answer was lost is repeated without a second line in the history."""
     publications = ledger.ledger.publications

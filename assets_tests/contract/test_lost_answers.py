@@ -235,6 +235,7 @@ def other_url(ledger_url: str, tmp_path: Path, request: pytest.FixtureRequest) -
 # --- lost at a failpoint -------------------------------------------------------------------------
 
 
+@pytest.mark.case("C55")
 @pytest.mark.parametrize("moment", [BEFORE, AFTER])
 @pytest.mark.parametrize("name", SAYINGS)
 def test_saying_it_again_is_saying_it_once(
@@ -265,6 +266,7 @@ def proxy(postgresql: Server) -> Iterator[Proxy]:
         yield opened
 
 
+@pytest.mark.case("C55")
 @pytest.mark.parametrize(("name", "nth"), [(name, nth + 1) for name in SAYINGS for nth in range(COMMITS.get(name, 1))])
 @pytest.mark.parametrize("moment", [BEFORE, AFTER])
 def test_a_connection_cut_around_the_commit(

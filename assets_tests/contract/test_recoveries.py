@@ -52,6 +52,7 @@ def planned(under: LedgerUnderTest, *, records: int, shard_size: int = 1) -> str
 # --- how often a shard is tried again ------------------------------------------------------------
 
 
+@pytest.mark.case("C51")
 def test_workers_lost_at_the_same_point_call_for_an_operator(ledger: LedgerUnderTest) -> None:
     """C51: recoveries are bounded; the operator is told who was lost last, and at which epoch."""
     for number in range(RECOVERIES_MAX):
@@ -183,6 +184,7 @@ def test_waste_is_replaced_within_a_lease_and_added_over_leases(ledger: LedgerUn
 # --- races ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("D01")
 def test_a_shard_completed_while_the_reclaimer_looks_stays_completed(ledger: LedgerUnderTest) -> None:
     """D01: the reclaimer has found an expired lease; its owner completes; no row is changed by the reclaimer."""
     lease = ledger.claim()
@@ -201,6 +203,7 @@ def test_a_shard_completed_while_the_reclaimer_looks_stays_completed(ledger: Led
     assert ledger.states()[0] == "completed"
 
 
+@pytest.mark.case("D06")
 def test_a_thousand_completions_race_with_the_reclaimer(ledger: LedgerUnderTest) -> None:
     """D06: exactly one of the two happens, each time."""
     races = 1000
@@ -246,6 +249,7 @@ def test_a_thousand_completions_race_with_the_reclaimer(ledger: LedgerUnderTest)
     assert sum(by_end.values()) == races
 
 
+@pytest.mark.case("D07")
 def test_a_claim_in_flight_while_its_worker_drains(ledger: LedgerUnderTest) -> None:
     """D07: everything was released, then the late claim is committed, unheard: it expires, and is never stuck."""
     release = ledger.ledger.leases.release
@@ -275,6 +279,7 @@ def test_a_late_claim_can_be_found_and_released(ledger: LedgerUnderTest) -> None
     assert ledger.states() == ["pending"] * 3
 
 
+@pytest.mark.case("C49")
 def test_three_workers_race_for_expired_shards(ledger: LedgerUnderTest) -> None:
     """C49: shards are taken back and given away at once; each has one live lease, lost once, claimed twice."""
     version = planned(ledger, records=60)
@@ -298,6 +303,7 @@ def test_three_workers_race_for_expired_shards(ledger: LedgerUnderTest) -> None:
     assert owners == {lease.shard: lease.owner for lease in leases}
 
 
+@pytest.mark.case("D26")
 def test_a_flush_delayed_until_its_worker_holds_the_next_epoch(ledger: LedgerUnderTest) -> None:
     """D26: on its way while the same worker lost the shard and claimed it again; refused all the same."""
     if not ledger.ledger.database.is_postgresql:
@@ -356,6 +362,7 @@ def test_a_frozen_transaction_stops_nobody_else(ledger: LedgerUnderTest) -> None
 # --- time and epochs -----------------------------------------------------------------------------
 
 
+@pytest.mark.case("D10")
 def test_a_renewal_that_comes_too_late(ledger: LedgerUnderTest) -> None:
     """D10: the old holder is told at its next call, and none of its later writes count."""
     late = ledger.claim()
@@ -373,6 +380,7 @@ def test_a_renewal_that_comes_too_late(ledger: LedgerUnderTest) -> None:
     ledger.ledger.leases.renew(heir, lease_s=LEASE_S)
 
 
+@pytest.mark.case("D23")
 def test_no_live_lease_is_taken_in_the_same_tick(ledger: LedgerUnderTest) -> None:
     """D23: not at the moment of its claim, not at the last moment of the lease; after it, yes."""
     lease = ledger.claim(wanted=range(1))
@@ -384,6 +392,7 @@ def test_no_live_lease_is_taken_in_the_same_tick(ledger: LedgerUnderTest) -> Non
     assert ledger.claim("w2", wanted=range(1)).epoch == 2
 
 
+@pytest.mark.case("D25")
 def test_the_epoch_moves_only_with_a_committed_claim(ledger: LedgerUnderTest) -> None:
     """D25: claims that find nothing, or are rolled back, use up no epoch."""
     for _ in range(50):
@@ -395,6 +404,7 @@ def test_the_epoch_moves_only_with_a_committed_claim(ledger: LedgerUnderTest) ->
     assert row_of(ledger).epoch == 1
 
 
+@pytest.mark.case("D25")
 def test_epochs_have_64_bits(ledger: LedgerUnderTest) -> None:
     """D25: however many claims there have been, the next one is told from them."""
     with ledger.ledger.database.write("test") as connection:
@@ -408,6 +418,7 @@ def test_epochs_have_64_bits(ledger: LedgerUnderTest) -> None:
         ledger.complete(lease)
 
 
+@pytest.mark.case("D29")
 @pytest.mark.parametrize("start", [0.0, 90 * 86_400.0, 2**53 / 1e9, 4e9])
 def test_lease_arithmetic_holds_at_any_time(ledger: LedgerUnderTest, start: float) -> None:
     """D29: at second 0, after 90 days, where nanoseconds leave the exact range, and in the far future."""
@@ -441,6 +452,7 @@ def test_the_database_clock_is_the_real_time(ledger_url: str) -> None:
     under.ledger.close()
 
 
+@pytest.mark.case("C47")
 def test_leases_outlive_the_process_that_hands_them_out(ledger_url: str) -> None:
     """C47: the ledger is closed and opened again while 40 shards are leased; every lease goes on."""
     clock = Clock()

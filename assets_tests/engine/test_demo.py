@@ -128,6 +128,7 @@ def copied_model(tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.mark.case("C30")
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer_config.json"])
 def test_one_changed_byte_in_the_model_stops_the_worker(
     demo: Demo, copied_model: Path, name: str, tmp_path: Path

@@ -67,6 +67,7 @@ def test_all_prompts_share_prefix_and_suffix(
         assert prompt[len(prompt) - suffix :] == bare[prefix:]
 
 
+@pytest.mark.case("C04")
 @pytest.mark.parametrize("prompt_format", ["chat", "plain"])
 def test_control_tokens_in_a_record_are_plain_text(
     encoders: dict[PromptFormat, TokenizerEncoder], prompt_format: PromptFormat

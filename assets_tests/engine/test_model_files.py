@@ -69,6 +69,7 @@ def test_a_dangling_link_is_an_error(model: Path) -> None:
         digest_model(model)
 
 
+@pytest.mark.case("C30")
 def test_one_flipped_bit_is_refused_by_name(model: Path) -> None:
     """The error names the file, what was pinned, what was found, and what to do."""
     pinned = digest_model(model)

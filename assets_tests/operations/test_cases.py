@@ -9,7 +9,7 @@ import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError
 
-from assets_tests.factories import make_job, record_id
+from assets_tests.factories import make_job, make_records, record_id
 from assets_tests.homes import Home
 from assets_tests.operations.test_publish import finished, seen_by_readers
 from batch_assets.engine.encoder import ScriptedEncoder
@@ -19,18 +19,39 @@ from batch_assets.storage.objects import Objects
 from batch_assets.storage.publications import Publication, Publications
 
 
+@pytest.mark.case("C02")
+def test_no_text_three_megabytes_and_a_broken_template_in_one_shard(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ends with its own reason, and the worker goes on."""
+    records = make_records(5)
+    records[0] |= {"subject": None, "body": None}
+    records[1] |= {"body": "\N{MONKEY}" * 750_000}
+    fail_on(monkeypatch, "body of record 2;")
+    make_job(home.jobs, records=records, script={})
+    registered, _ = home.worked()
+    found = {one.record_id: one.reason for one in home.dead_letters(registered)}
+    assert found == {record_id(0): "empty_input", record_id(1): "input_too_long", record_id(2): "render_error"}
+    assert home.status(registered)["results"] == 2
+
+
+def fail_on(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The tokenizer raises for the record with this text."""
+    encode = ScriptedEncoder.encode
+
+    def fails_on_one(encoder: ScriptedEncoder, prompt: str) -> tuple[int, ...]:
+        if text in prompt:
+            raise KeyError("no such variable")
+        return encode(encoder, prompt)
+
+    monkeypatch.setattr(ScriptedEncoder, "encode", fails_on_one)
+
+
 @pytest.mark.case("C03", "C17")
 def test_a_prompt_that_cannot_be_made_costs_one_record(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """The template or tokenizer raises for one record: `render_error`, and the end of the shard is reached."""
     make_job(home.jobs, records=10, shard_size=5, script={})
-    encode = ScriptedEncoder.encode
-
-    def fails_on_one(encoder: ScriptedEncoder, text: str) -> tuple[int, ...]:
-        if "body of record 3;" in text:
-            raise KeyError("no such variable")
-        return encode(encoder, text)
-
-    monkeypatch.setattr(ScriptedEncoder, "encode", fails_on_one)
+    fail_on(monkeypatch, "body of record 3;")
     registered, report = home.worked()
     (letter,) = home.dead_letters(registered)
     assert (letter.record_id, letter.reason) == (record_id(3), "render_error")

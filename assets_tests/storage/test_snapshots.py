@@ -97,6 +97,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.case("C06")
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_file_is_refused_by_name_and_line(tmp_path: Path, objects: Objects, name: str) -> None:
     """The error names file and line, and nothing is imported."""
@@ -164,6 +165,7 @@ def test_a_file_that_changed_after_pinning_is_noticed(tmp_path: Path, objects: O
         list(reader.read(range(1), ["id"]))
 
 
+@pytest.mark.case("C07", "C08")
 def test_duplicate_and_null_ids_are_found_with_their_rows(tmp_path: Path, objects: Objects) -> None:
     """The scan counts them all and gives examples; `"17"` and `" 17"` are two ids."""
     ids: list[str | None] = ["a", "17", " 17", None, "b", "a", None, "b", "a"]

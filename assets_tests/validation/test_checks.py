@@ -70,6 +70,7 @@ def test_coverage_names_the_shards_that_are_not_sealed(home: Home) -> None:
     assert len(coverage.example_ids) == 10
 
 
+@pytest.mark.case("C26", "C33")
 @pytest.mark.parametrize(
     ("change", "fault", "ids"),
     [

@@ -20,6 +20,7 @@ RECORDS = 100
 ABORTED_WITHIN_S = 2.0
 
 
+@pytest.mark.case("C22")
 def test_the_first_refusal_aborts_the_shards_requests_in_the_engine(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +89,7 @@ def test_waste_is_counted_by_cause(home: Home) -> None:
     assert all(total["prompt_tokens"] > 0 for total in waste.values())
 
 
+@pytest.mark.case("C39")
 def test_a_store_that_is_full_for_twenty_writes_loses_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records stay pending, nothing is marked done, and the work resumes when the store is back."""
     make_job(home.jobs, records=60, shard_size=20, script={})

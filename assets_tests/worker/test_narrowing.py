@@ -44,6 +44,7 @@ def kills(what: str, numbers: Iterable[int], **behaviour: object) -> dict[str, o
     return {"records": {record_id(number): {what: True, **behaviour} for number in numbers}}
 
 
+@pytest.mark.case("C13")
 @pytest.mark.parametrize("killers", [(0,), (31,), (63,), (0, 1), (0, 63), (31, 32)])
 def test_killers_in_one_window_are_found_within_the_bound(home: Home, killers: tuple[int, ...]) -> None:
     """log2(window) + 3 engine restarts for each culprit, and nobody else pays."""

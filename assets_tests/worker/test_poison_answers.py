@@ -40,6 +40,7 @@ POISON: dict[str, tuple[str, str, str]] = {
 }
 
 
+@pytest.mark.case("C25")
 @pytest.mark.parametrize("name", POISON)
 def test_an_answer_that_cannot_be_stored_is_an_invalid_output(home: Home, name: str) -> None:
     """Three attempts, a dead letter that says why, and the shard is sealed with all the others."""

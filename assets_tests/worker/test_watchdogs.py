@@ -45,6 +45,7 @@ def failed_attempts(home: Home) -> list[Any]:
         return list(connection.execute(sa.select(failures.c.record_id, failures.c.reason)))
 
 
+@pytest.mark.case("C14")
 def test_an_engine_that_hangs_is_restarted_and_the_shard_goes_on(home: Home) -> None:
     """Alive, but silent: a new engine after the progress deadline; the record that did it is found and charged."""
     script = {"records": {record_id(9): {"hangs_engine": True}}}
@@ -58,6 +59,7 @@ def test_an_engine_that_hangs_is_restarted_and_the_shard_goes_on(home: Home) -> 
     assert {row.record_id for row in failed_attempts(home)} == {record_id(9)}
 
 
+@pytest.mark.case("C16")
 def test_an_engine_that_never_starts_ends_the_worker_with_its_own_status(home: Home) -> None:
     """Start-up has a deadline; no shard is held meanwhile, and the next worker finds everything pending."""
     make_job(home.jobs, records=4, script={"defaults": {"start_s": 60}}, engine={"start_deadline_s": 0.2})
@@ -84,6 +86,7 @@ def test_an_engine_that_dies_for_ever_ends_the_worker_and_says_where(home: Home)
     assert any(trouble and "engine died" in trouble for trouble in troubles)
 
 
+@pytest.mark.case("C51")
 def test_a_shard_that_fails_every_recovery_waits_for_an_operator(home: Home) -> None:
     """A crash at the same point each time: a bounded number of workers, then a person, with what is known."""
     make_job(home.jobs, records=10, shard_size=5, recoveries_max=3, script={})
@@ -108,6 +111,7 @@ def test_a_shard_that_fails_every_recovery_waits_for_an_operator(home: Home) -> 
     assert home.status(registered)["shards"]["completed"] == 2
 
 
+@pytest.mark.case("C19")
 def test_an_engine_process_left_behind_is_ended_by_the_next_start(home: Home) -> None:
     """kill -9 of a worker leaves its engine's process; the next worker on this machine finds and ends it."""
     job = make_job(
@@ -143,6 +147,7 @@ def test_processes_of_living_workers_and_reused_numbers_are_left_alone(tmp_path:
     os.kill(os.getpid(), 0)
 
 
+@pytest.mark.case("C64")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_twenty_evictions_cost_no_record_an_attempt(home: Home, number: int) -> None:
     """With notice or without: as long as there is progress, nobody is suspected, and no stored record is redone."""

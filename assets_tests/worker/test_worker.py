@@ -48,6 +48,7 @@ def test_a_clean_run_answers_every_record_once(home: Home) -> None:
     assert (report.shards_completed, report.results, report.duplicates_discarded) == (5, 23, 0)
 
 
+@pytest.mark.case("C01", "C04", "C23")
 def test_each_kind_of_bad_record_costs_only_itself(home: Home) -> None:
     """Three attempts, then a dead letter with its own reason; the others are answered."""
     records = make_records(12)
@@ -92,6 +93,7 @@ def test_the_second_attempt_may_be_longer(home: Home) -> None:
     assert [version.decoding.output_tokens_for(attempt) for attempt in (1, 2, 3)] == [10, 20, 20]
 
 
+@pytest.mark.case("C13")
 @pytest.mark.parametrize("killers", [[7], [2, 19], [0, 1]])
 def test_engine_killers_are_found_and_charged_alone(home: Home, killers: list[int]) -> None:
     """Whoever kills the engine is narrowed down within bounds; everyone else gets a result."""
@@ -120,6 +122,7 @@ def test_an_engine_that_keeps_dying_stops_the_worker_and_loses_nothing(home: Hom
     assert max(served.values()) <= 3
 
 
+@pytest.mark.case("C15")
 def test_a_record_that_never_returns_times_out(home: Home) -> None:
     """Its deadline is its own: three attempts, then a dead letter; the others are not held up."""
     faults = {record_id(n): {"never_returns": True} for n in (3, 8)}
@@ -150,6 +153,7 @@ def test_a_second_run_has_nothing_to_do(home: Home) -> None:
     assert requests_served(job / LOG) == before
 
 
+@pytest.mark.case("C43")
 def test_a_changed_snapshot_is_refused_before_the_engine_starts(home: Home) -> None:
     """A snapshot file that is shorter than pinned is an error before any work."""
     job = make_job(home.jobs, records=20, script=script())
@@ -208,6 +212,7 @@ def wait_for(condition: Any, *, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.case("D03")
 def test_a_killed_worker_is_replaced_at_once_and_no_stored_record_is_redone(home: Home) -> None:
     """kill -9 in mid-run: the next worker takes over without waiting for the lease, and skips what is stored."""
     slow = {record_id(n): {"delay_s": 5.0} for n in range(150, 200)}
@@ -230,6 +235,7 @@ def test_a_killed_worker_is_replaced_at_once_and_no_stored_record_is_redone(home
     assert set(again) == set(slow)
 
 
+@pytest.mark.case("D13")
 def test_sigterm_stores_what_is_in_flight_and_hands_back(home: Home) -> None:
     """A drained worker exits with status 75, holds no lease, and its successor asks for the rest only."""
     job = make_job(home.jobs, records=2000, shard_size=100, script=script(delay_s=0.3))
