@@ -79,6 +79,51 @@ def test_labels_are_copied_without_becoming_python_values(home: Home) -> None:
         assert connection.execute("SELECT max(epoch_ns(stamp)) FROM published.tiny").fetchone() == (3_000_000_001,)
 
 
+def test_labels_and_ids_with_a_dictionary_for_each_row_group(home: Home) -> None:
+    """Dictionary encoding is a way of storing: where dictionaries differ, each row still has its own label."""
+    rows = make_records(1_200)
+    job = make_job(home.jobs, records=rows, shard_size=700, script={})
+    table = pa.Table.from_pylist(rows)
+    for name in ("record_id", "acl"):
+        values = pa.array([f"{name} {number % 500 if name == 'acl' else number}" for number in range(1_200)])
+        table = table.set_column(table.schema.get_field_index(name), name, values.dictionary_encode())
+    pq.write_table(table, job / "records.parquet", row_group_size=250)
+    registered, _ = home.worked()
+    found = {row["record_id"]: row["acl"] for row in home.sealed_rows(registered)}
+    assert found == {f"record_id {number}": f"acl {number % 500}" for number in range(1_200)}
+
+
+@pytest.mark.parametrize("name", ["__row", "__FILE", "File_Row_Number"])
+def test_a_column_named_like_one_of_ours_is_refused(home: Home, name: str) -> None:
+    """Whatever its case, which SQL does not tell apart."""
+    job = make_job(home.jobs, records=3, script={})
+    table = pa.Table.from_pylist(make_records(3)).append_column(name, pa.array([1, 2, 3]))
+    pq.write_table(table, job / "records.parquet")
+    with pytest.raises(SnapshotError, match="cannot be named"):
+        home.pinned()
+
+
+NAMES = ["{{ body }}", 'a"b', "a'b", "<b>", "x\x00y", "\x1b[31m", "[red]", "a.b", "SELECT", "=1+1", "语"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_awkward_column_names_change_nothing(home: Home, name: str) -> None:
+    """As the name of the record id and of a label, from the snapshot to the published table."""
+    label = f"label {name}"
+    rows = [{name: row["record_id"], "subject": "s", "body": "b", label: row["acl"]} for row in make_records(3)]
+    columns = {"record_id": name, "record_class": None, "access_labels": [label]}
+    make_job(home.jobs, records=rows, script={}, snapshot=columns)
+    registered, _ = home.worked()
+    assert [(row[name], row[label]) for row in home.sealed_rows(registered)] == [
+        tuple(row.values())[::3] for row in rows
+    ]
+    assert all(verdict.passed for verdict in check(home.deployment, registered))
+    publish(home.deployment, registered)
+    with open_warehouse(home.deployment.settings.warehouse) as connection:
+        found = connection.execute("DESCRIBE published.tiny").fetchall()
+    assert {name, label} <= {row[0] for row in found}
+
+
 @pytest.mark.parametrize("column", ["record_id", "subject", "acl"])
 def test_a_parquet_file_whose_text_is_not_utf_8_is_refused_when_planned(home: Home, column: str) -> None:
     """Whichever column it is in: nobody computes for a shard that could not be sealed or checked."""

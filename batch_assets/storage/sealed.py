@@ -103,7 +103,7 @@ class Sealer:
             )
         # Ids and labels never become Python values: those have no nanoseconds, and may lose their time zone.
         taken = pa.array(found, type=pa.int64())
-        columns = {name: source.column(name).take(taken).cast(self._schema.field(name).type) for name in copied}
+        columns = {name: source.column(name).cast(self._schema.field(name).type).take(taken) for name in copied}
         answers = [self._row(shard, by_id[str(ids[row])]) for row in found]
         for field in self._schema:
             if field.name not in columns:

@@ -43,7 +43,7 @@ def check_columns(columns: pa.Schema, spec: SnapshotSpec, *, where: Path) -> Non
                 f"{where}: there is no column {name!r} (named under snapshot: in defs.yaml). "
                 f"The columns are {', '.join(columns.names)}."
             )
-    reserved = sorted(RESERVED & set(columns.names))
+    reserved = [name for name in columns.names if name.lower() in RESERVED]
     if reserved:
         raise SnapshotError(f"{where}: a column cannot be named {reserved[0]!r}; rename it.")
     id_type = plain_type(columns.field(spec.record_id).type)
