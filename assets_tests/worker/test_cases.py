@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ import pytest
 from assets_tests.factories import make_job, record_id, requests_served, write_script
 from assets_tests.homes import Home
 from assets_tests.waiting import wait_for
-from assets_tests.workers import start_worker
+from assets_tests.workers import environment, start_worker
 from batch_assets.core.leases import Lease
 from batch_assets.engine.scripted import ScriptedEngine
 from batch_assets.operations.plan import plan
@@ -295,3 +296,24 @@ def test_one_bad_record_and_a_crash_in_ten_thousand(home: Home) -> None:
     report = work(home.deployment, registered, should_stop=kill_at_half)
     assert report.engine_restarts == 1
     assert_whole(home, registered, dead=1)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_worker_s_clock_changes_nothing(home: Home, hours: int) -> None:
+    """An hour slow or fast: leases and stored times are the database's, and no shard is taken from anybody."""
+    make_job(home.jobs, records=20, shard_size=5, script={})
+    registered = home.pinned()
+    neighbour = home.deployment.ledger.leases.claim(
+        registered.job_version, owner="neighbour", lease_s=600, wanted=range(1)
+    )
+    assert neighbour is not None
+    shifted = (
+        f"import time; real = time.time; time.time = lambda: real() + {hours} * 3600; "
+        f"from batch_assets.operations.work import work; from batch_assets.cli.common import deployment; "
+        f"here = deployment(); work(here, here.resolve('tiny'), wanted=range(1, 4))"
+    )
+    subprocess.run([sys.executable, "-c", shifted], env=environment(home), check=True, timeout=120)
+    home.deployment.ledger.leases.renew(neighbour, lease_s=600)
+    stored = home.deployment.ledger.outcomes.results_of_shard(registered.job_version, 1)
+    assert [abs(one.stored_at - time.time()) < 600 for one in stored] == [True] * 5
+    assert home.status(registered)["shards"]["completed"] == 3
