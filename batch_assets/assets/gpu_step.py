@@ -23,7 +23,7 @@ from batch_assets.assets.sealed_shards import sealed_event
 from batch_assets.errors import StoreError
 from batch_assets.operations.work import work
 from batch_assets.settings import Settings
-from batch_assets.worker.committer import ShardSealed
+from batch_assets.worker.events import ShardSealed
 from batch_assets.worker.report import ShardStats, WorkerReport
 
 # Each preemption or crash of a worker costs one retry, and there may be many in a run of hours.

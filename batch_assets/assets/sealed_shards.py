@@ -7,7 +7,7 @@ import dagster as dg
 from batch_assets.core.shards import partition_key
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.progress import ShardRow
-from batch_assets.worker.committer import ShardSealed
+from batch_assets.worker.events import ShardSealed
 from batch_assets.worker.report import ShardStats
 
 

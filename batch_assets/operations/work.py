@@ -17,7 +17,8 @@ from batch_assets.operations.jobs import SPEC_FILE, Job
 from batch_assets.operations.plan import preparer_for
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.sealed import Sealer
-from batch_assets.worker.committer import Committer, ShardSealed
+from batch_assets.worker.committer import Committer
+from batch_assets.worker.events import ShardSealed
 from batch_assets.worker.identity import owner_name
 from batch_assets.worker.loop import Worker
 from batch_assets.worker.orphans import EngineProcesses

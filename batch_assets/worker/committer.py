@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from batch_assets.core.leases import Lease
@@ -24,6 +24,8 @@ from batch_assets.failpoints import failpoint
 from batch_assets.storage.ledger import Ledger
 from batch_assets.storage.outcomes import Put
 from batch_assets.storage.sealed import SealedFile, Sealer
+from batch_assets.worker.buffers import ATTEMPTED, Abandon, Answered, Buffer, Finish, FlushAll, Item, WasteNote, tokens
+from batch_assets.worker.events import Event, ShardFailed, ShardFenced, ShardSealed
 from batch_assets.worker.patience import Patience
 
 FLUSH_ROWS = 256
@@ -33,84 +35,6 @@ _QUEUE_MAX = 4 * BACKLOG_MAX  # what is in flight then still finds its place, wi
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardSealed:
-    """A shard is done for good."""
-
-    lease: Lease
-    sealed: SealedFile
-    dead_letters: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardFenced:
-    """The ledger refused a write: somebody else has the shard."""
-
-    lease: Lease
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardFailed:
-    """The shard cannot be finished as things are."""
-
-    lease: Lease
-    reason: str
-
-
-Event = ShardSealed | ShardFenced | ShardFailed
-
-
-@dataclass
-class _Buffer:
-    """What has not been written yet of one lease."""
-
-    lease: Lease
-    results: list[Result] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    waste: dict[str, Wasted] = field(default_factory=dict)  # the lease's totals
-    waste_changed: bool = False
-
-    def add_waste(self, cause: Cause, wasted: Wasted) -> None:
-        if wasted.records:
-            self.waste[cause] = self.waste.get(cause, Wasted()) + wasted
-            self.waste_changed = True
-
-    def __len__(self) -> int:
-        return len(self.results) + len(self.failures)
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    lease: Lease
-    outcome: Result | Failure
-
-
-@dataclass(frozen=True)
-class _Waste:
-    lease: Lease
-    cause: Cause
-    wasted: Wasted
-
-
-@dataclass(frozen=True)
-class _Finish:
-    lease: Lease
-
-
-@dataclass(frozen=True)
-class _Abandon:
-    lease: Lease
-
-
-@dataclass(frozen=True)
-class _FlushAll:
-    done: threading.Event = field(default_factory=threading.Event)
-
-
-_Item = _Outcome | _Waste | _Finish | _Abandon | _FlushAll
 
 
 @dataclass
@@ -129,9 +53,9 @@ class Committer:
         self._ledger = ledger
         self._sealer = sealer
         self._engine_label = engine_label
-        self._inbox: queue.Queue[_Item | None] = queue.Queue(_QUEUE_MAX)
+        self._inbox: queue.Queue[Item | None] = queue.Queue(_QUEUE_MAX)
         self._events: queue.Queue[Event] = queue.Queue()
-        self._buffers: dict[tuple[int, int], _Buffer] = {}  # by shard and epoch
+        self._buffers: dict[tuple[int, int], Buffer] = {}  # by shard and epoch
         self._fenced: set[tuple[int, int]] = set()
         self._failure: BaseException | None = None
         self._given_up = threading.Event()
@@ -150,20 +74,20 @@ class Committer:
 
     def add(self, lease: Lease, outcome: Result | Failure) -> None:
         """Hand over an outcome; blocks only when the store is far behind."""
-        self._put(_Outcome(lease, outcome))
+        self._put(Answered(lease, outcome))
 
     def finish(self, lease: Lease) -> None:
         """No more outcomes of this shard will come: seal and complete it."""
-        self._put(_Finish(lease))
+        self._put(Finish(lease))
 
     def abandon(self, lease: Lease) -> None:
         """The lease is over: nothing more is written for it, except what was wasted."""
         self._fenced.add((lease.shard, lease.epoch))
-        self._put(_Abandon(lease))
+        self._put(Abandon(lease))
 
     def waste(self, lease: Lease, cause: Cause, wasted: Wasted) -> None:
         """Count work that ended in nothing."""
-        self._put(_Waste(lease, cause, wasted))
+        self._put(WasteNote(lease, cause, wasted))
 
     @property
     def is_behind(self) -> bool:
@@ -188,7 +112,7 @@ class Committer:
 
     def flush_soon(self) -> threading.Event:
         """Ask for a flush; the event is set when everything handed over so far is stored, or refused."""
-        request = _FlushAll()
+        request = FlushAll()
         self._put(request)
         return request.done
 
@@ -221,7 +145,7 @@ class Committer:
         if self._failure is not None:
             raise self._failure
 
-    def _put(self, item: _Item) -> None:
+    def _put(self, item: Item) -> None:
         while True:
             self.check()
             try:
@@ -247,23 +171,23 @@ class Committer:
         except BaseException as error:  # handed to the worker's thread, which must not go on without us
             self._failure = error
 
-    def _handle(self, item: _Item) -> None:
-        if isinstance(item, _FlushAll):
+    def _handle(self, item: Item) -> None:
+        if isinstance(item, FlushAll):
             self._flush_all()
             item.done.set()
             return
         lease = item.lease
         key = (lease.shard, lease.epoch)
-        buffer = self._buffers.setdefault(key, _Buffer(lease))
-        if isinstance(item, _Waste):
+        buffer = self._buffers.setdefault(key, Buffer(lease))
+        if isinstance(item, WasteNote):
             buffer.add_waste(item.cause, item.wasted)
         elif key in self._fenced:
-            self._refuse(buffer, [item.outcome] if isinstance(item, _Outcome) else [])
-        elif isinstance(item, _Outcome):
+            self._refuse(buffer, [item.outcome] if isinstance(item, Answered) else [])
+        elif isinstance(item, Answered):
             (buffer.results if isinstance(item.outcome, Result) else buffer.failures).append(item.outcome)  # type: ignore[arg-type]
             if len(buffer) >= FLUSH_ROWS:
                 self._guarded(buffer, lambda: self._flush(buffer))
-        elif isinstance(item, _Finish):
+        elif isinstance(item, Finish):
             self._guarded(buffer, lambda: self._complete(buffer))
 
     def _flush_all(self) -> None:
@@ -273,12 +197,12 @@ class Committer:
             if not len(buffer):
                 self._keep_totals_only(buffer)
 
-    def _keep_totals_only(self, buffer: _Buffer) -> None:
+    def _keep_totals_only(self, buffer: Buffer) -> None:
         """A lease that wasted nothing leaves nothing behind; the totals of the others are a few numbers."""
         if not buffer.waste:
             self._buffers.pop((buffer.lease.shard, buffer.lease.epoch), None)
 
-    def _guarded(self, buffer: _Buffer, write: Callable[[], None]) -> None:
+    def _guarded(self, buffer: Buffer, write: Callable[[], None]) -> None:
         """Run a write; a refusal ends the shard for this worker."""
         lease = buffer.lease
         if (lease.shard, lease.epoch) in self._fenced:
@@ -293,13 +217,13 @@ class Committer:
         except ShardTrouble as trouble:
             self._events.put(ShardFailed(lease=lease, reason=str(trouble)))
 
-    def _refuse(self, buffer: _Buffer, more: Sequence[Result | Failure]) -> None:
+    def _refuse(self, buffer: Buffer, more: Sequence[Result | Failure]) -> None:
         """Answers that came too late, or whose lease is over: waste."""
         for outcome in (*buffer.results, *buffer.failures, *more):
-            buffer.add_waste(Cause.LOST_LEASE, _tokens(outcome))
+            buffer.add_waste(Cause.LOST_LEASE, tokens(outcome))
         buffer.results, buffer.failures = [], []
 
-    def _flush(self, buffer: _Buffer) -> None:
+    def _flush(self, buffer: Buffer) -> None:
         if not len(buffer):
             return
         put = Put(lease=buffer.lease, results=buffer.results, failures=buffer.failures, engine=self._engine_label)
@@ -311,19 +235,19 @@ class Committer:
         self.totals.discarded += receipt.discarded
         buffer.add_waste(Cause.DUPLICATE, receipt.wasted)
         for failure in buffer.failures:
-            if failure.output_tokens or failure.reason in _ATTEMPTED:
+            if failure.output_tokens or failure.reason in ATTEMPTED:
                 cause = Cause.TIMEOUT if failure.reason is Reason.TIMEOUT else Cause.FAILED_ATTEMPT
-                buffer.add_waste(cause, _tokens(failure))
+                buffer.add_waste(cause, tokens(failure))
         buffer.results, buffer.failures = [], []
 
-    def _write_waste(self, buffer: _Buffer) -> None:
+    def _write_waste(self, buffer: Buffer) -> None:
         if not buffer.waste_changed:
             return
         with contextlib.suppress(StoreError):  # a total that could not be written is written with the next one
             self._ledger.waste.record(buffer.lease, buffer.waste)
             buffer.waste_changed = False
 
-    def _patiently(self, what: str, buffer: _Buffer, action: Callable[[], T]) -> T | None:
+    def _patiently(self, what: str, buffer: Buffer, action: Callable[[], T]) -> T | None:
         """Wait for a store that is away; None when the worker, or the lease, has no time left."""
         key = (buffer.lease.shard, buffer.lease.epoch)
 
@@ -334,7 +258,7 @@ class Committer:
 
         return Patience(what, self._given_up).until_done(act)
 
-    def _complete(self, buffer: _Buffer) -> None:
+    def _complete(self, buffer: Buffer) -> None:
         self._flush(buffer)
         lease = buffer.lease
         sealed = self._patiently("sealing", buffer, lambda: self._seal_and_complete(lease))
@@ -348,13 +272,3 @@ class Committer:
         failpoint("seal.after_put")
         self._ledger.leases.complete(lease, sealed)
         return sealed
-
-
-# Reasons that mean that the engine has worked on the record.
-_ATTEMPTED = frozenset(
-    {Reason.TRUNCATED, Reason.INVALID_OUTPUT, Reason.ENGINE_ERROR, Reason.TIMEOUT, Reason.ENGINE_KILLER}
-)
-
-
-def _tokens(outcome: Result | Failure) -> Wasted:
-    return Wasted(records=1, prompt_tokens=outcome.prompt_tokens, output_tokens=outcome.output_tokens)

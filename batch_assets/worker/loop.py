@@ -25,7 +25,8 @@ from batch_assets.errors import EngineDied, EngineUnavailable, Fenced, StoreErro
 from batch_assets.failpoints import failpoint
 from batch_assets.storage.ledger import Ledger
 from batch_assets.worker.claimer import Claimed, Claimer, NothingLeft, call_quietly
-from batch_assets.worker.committer import Committer, ShardFailed, ShardSealed
+from batch_assets.worker.committer import Committer
+from batch_assets.worker.events import ShardFailed, ShardSealed
 from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.open_shards import OpenShard, open_shard
 from batch_assets.worker.orphans import EngineProcesses, end_processes
@@ -379,7 +380,9 @@ class Worker:
             )
         self._shut_engine_down()
         if self.report.engine_stuck:
-            raise EngineUnavailable("The engine does not shut down; its processes were killed, and the shards handed back.")
+            raise EngineUnavailable(
+                "The engine does not shut down; its processes were killed, and the shards handed back."
+            )
         self._start_engine()
         self._completed_at = time.monotonic()
         self._silent.clear()
