@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from assets_tests.hostile.conftest import JOB, Hostile
-from assets_tests.hostile.corpus import TEXTS
+from assets_tests.hostile.corpus import CHARACTERS, INJECTIONS, LONG
 from batch_assets.assets.published_page import published_metadata
 from batch_assets.assets.verdict_events import check_result
 from batch_assets.cli import inspect, operate, release
@@ -87,7 +87,7 @@ def test_json_is_valid_faithful_and_prints(cli: Cli, hostile: Hostile, command: 
 
 def test_names_that_are_no_jobs_are_quoted_back_harmlessly(cli: Cli) -> None:
     """A wrong argument is repeated in the message; a terminal obeys nothing of it."""
-    for text in TEXTS.values():
+    for text in (*INJECTIONS.values(), *CHARACTERS.values(), LONG["10 kB"]):
         if text and not text.startswith("-") and "\x00" not in text:  # no process can be given NUL
             assert_harmless(cli("status", text, expect=2).rstrip("\n"))
 
@@ -192,7 +192,7 @@ def test_metadata_for_pages_is_plain_and_short(hostile: Hostile) -> None:
         passed=False,
         blocking=True,
         summary="s",
-        numbers={"missing": 1},
+        numbers={"missing": 1, "missing_by_id": dict.fromkeys(ids, 1)},
         thresholds={},
         example_ids=ids,
     )
@@ -202,6 +202,10 @@ def test_metadata_for_pages_is_plain_and_short(hostile: Hostile) -> None:
         if isinstance(value, dg.MarkdownMetadataValue):
             assert name == "drift"
     assert len(json.dumps(shown["example_record_ids"].value)) < 300 * len(ids)
+    by_id = shown["missing_by_id"].value
+    assert isinstance(by_id, dict)
+    assert all(one.replace("\n", "").isprintable() for one in by_id)
+    assert by_id["…"] == f"{len(ids) - 100} more"
     sample = page["sample"]
     assert isinstance(sample, dg.TableMetadataValue)
     assert all(len(str(cell)) <= 200 for record in sample.records for cell in record.data.values())

@@ -6,11 +6,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import dagster as dg
 
 CELL_CHARS = 200
+ITEMS_MAX = 100  # of a mapping, such as the rows per category
 
 
 def fenced(text: str) -> dg.MetadataValue:
@@ -26,19 +28,29 @@ def clip(value: Any) -> str | int | float | bool | None:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    text = legible(value) if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
     return text if len(text) <= CELL_CHARS else f"{text[: CELL_CHARS - 1]}…"
 
 
+def legible(text: str) -> str:
+    """What does not print as an escape: a direction mark in an id would turn our own numbers around."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
+
+
 def plain(value: Any) -> Any:
-    """A value that JSON can carry; infinities and dates become text."""
+    """A value that JSON can carry, and a page; infinities and dates become text, long mappings are cut."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        shown = {str(clip(str(key))): plain(item) for key, item in islice(value.items(), ITEMS_MAX)}
+        return shown if len(value) <= ITEMS_MAX else {**shown, "…": f"{len(value) - ITEMS_MAX:,} more"}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    if isinstance(value, str):
+        return legible(value)
+    return value if isinstance(value, int | float | bool | None) else str(value)
 
 
 def metadata_value(value: Any) -> dg.MetadataValue:
