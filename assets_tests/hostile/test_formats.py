@@ -16,7 +16,7 @@ import pytest
 from assets_tests.factories import make_job, make_records
 from assets_tests.homes import Home
 from assets_tests.hostile.corpus import TEXTS
-from batch_assets.errors import SnapshotError
+from batch_assets.errors import SnapshotError, SpecError
 from batch_assets.operations.check import check
 from batch_assets.operations.publish import publish
 from batch_assets.storage.warehouse import open_warehouse
@@ -202,3 +202,13 @@ def test_golden_labels_find_hostile_ids(home: Home) -> None:
     registered, _ = home.worked()
     (verdict,) = check(home.deployment, registered, only=["evaluation"])
     assert (verdict.passed, verdict.numbers["golden"], verdict.numbers["correct"]) == (True, len(lines), len(lines))
+
+
+@pytest.mark.parametrize("line", ['{"record_id": "\\ud800", "category": "bug"}', '{"record_id": ' + "[" * 100_000])
+def test_a_golden_line_that_cannot_be_read_is_named(home: Home, line: str) -> None:
+    """File and line, in words that print."""
+    job = make_job(home.jobs, records=1, script={}, golden={"R-00000": "bug"})
+    (job / "golden.jsonl").write_text(f"{line}\n")
+    with pytest.raises(SpecError, match=r"golden\.jsonl, line 1: ") as refusal:
+        home.pinned()
+    assert str(refusal.value).isprintable()

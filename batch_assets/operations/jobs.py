@@ -269,7 +269,8 @@ def _read_golden(path: Path, id_column: str, job: Job) -> dict[str, Any]:
         try:
             row = json.loads(line)
             record_id, label = str(row[id_column]), row[field]
-        except (ValueError, KeyError, TypeError) as error:
+            record_id.encode()  # half a surrogate pair is no id of any record
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise SpecError(
                 f"{path}, line {number}: needs an object with the keys {id_column!r} and {field!r} "
                 f"({type(error).__name__}: {error})."
