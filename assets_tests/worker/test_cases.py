@@ -254,8 +254,8 @@ def test_a_renewal_that_hangs_is_not_waited_for(home: Home, monkeypatch: pytest.
 @pytest.mark.case("D18")
 def test_an_engine_that_does_not_shut_down_keeps_nobody(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards are handed back first, then the shutdown is given up at its deadline."""
-    monkeypatch.setattr("batch_assets.worker.loop.SHUTDOWN_S", 0.2)
-    monkeypatch.setattr("batch_assets.worker.loop.SHUTDOWN_GRACE_S", 0.2)
+    monkeypatch.setattr("batch_assets.worker.engine_keeper.SHUTDOWN_S", 0.2)
+    monkeypatch.setattr("batch_assets.worker.engine_keeper.SHUTDOWN_GRACE_S", 0.2)
     end = threading.Event()
     monkeypatch.setattr(ScriptedEngine, "shutdown", lambda _engine, _deadline_s: end.wait(300))
     make_job(home.jobs, records=4, shard_size=2, script={})

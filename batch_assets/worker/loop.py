@@ -26,19 +26,19 @@ from batch_assets.failpoints import failpoint
 from batch_assets.storage.ledger import Ledger
 from batch_assets.worker.claimer import Claimed, Claimer, NothingLeft, call_quietly
 from batch_assets.worker.committer import Committer
+from batch_assets.worker.engine_keeper import EngineKeeper
 from batch_assets.worker.events import ShardFailed, ShardSealed
 from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.open_shards import OpenShard, open_shard
-from batch_assets.worker.orphans import EngineProcesses, end_processes
+from batch_assets.worker.orphans import EngineProcesses
 from batch_assets.worker.patience import Patience
 from batch_assets.worker.records import Prepared, RecordPreparer, judge, tokens_of
 from batch_assets.worker.report import ShardStats, WorkerLimits, WorkerReport
+from batch_assets.worker.watchdog import Watchdog
 from batch_assets.worker.window import Window
 
 POLL_S = 0.2
 SHARDS_OPEN_MAX = 2  # the one that drains and the one that fills the room it leaves
-SHUTDOWN_S = 30.0
-SHUTDOWN_GRACE_S = 15.0  # for an engine that takes its deadline not too literally
 
 
 @dataclass(kw_only=True)
@@ -63,14 +63,12 @@ class Worker:
         """Work; returns what was done. The engine is shut down on every way out."""
         if not self.ledger.leases.outstanding(self.version.id, self.wanted):
             return self.report
+        self._keeper = EngineKeeper(self.engine, self.engine_processes, self.owner, self.limits, self.report)
         try:
-            self.report.orphans_ended = self.engine_processes.end_orphans()
-            info = self._start_engine()
-            self.report.engine = info
+            info = self._keeper.start()
             self._window = Window(info.in_flight_max)
             self._open: dict[int, OpenShard] = {}
-            self._completed_at = time.monotonic()
-            self._silent: set[str] = set()  # timed out, and nothing has come out of the engine since they went in
+            self._watchdog = Watchdog(self.limits)
             self._charges_stored = threading.Event()
             self._charges_stored.set()
             with ExitStack() as threads:
@@ -94,24 +92,8 @@ class Worker:
             self.report.results, self.report.dead_letters = totals.stored, totals.dead_lettered
             self.report.duplicates_discarded = totals.discarded
         finally:
-            self._shut_engine_down()
+            self._keeper.shut_down()
         return self.report
-
-    def _shut_engine_down(self) -> None:
-        """Bounded, whatever the engine does: a driver call that hangs must not keep this process alive."""
-        processes = self.engine.processes()
-        stopping = threading.Thread(target=self.engine.shutdown, args=(SHUTDOWN_S,), name="shutdown", daemon=True)
-        stopping.start()
-        stopping.join(SHUTDOWN_S + SHUTDOWN_GRACE_S)
-        if stopping.is_alive():
-            self.report.engine_stuck = True
-            end_processes(processes)
-        self.engine_processes.forget(self.owner)
-
-    def _start_engine(self) -> EngineInfo:
-        info = self.engine.start(self.limits.start_deadline_s)
-        self.engine_processes.note(self.owner, self.engine.processes())
-        return info
 
     def _work(self) -> None:
         while True:
@@ -196,7 +178,7 @@ class Worker:
     def _submit(self, batch: list[Prepared]) -> int:
         if not batch:
             return 0
-        if self._silent and not self._silent.issuperset(one.key for one in batch):
+        if self._watchdog.distrusts_engine_for(batch):
             self._replace_silent_engine()
         decoding = self.version.decoding
         # Entered first: if the engine dies on the way in, these records are among the suspects.
@@ -253,8 +235,7 @@ class Worker:
         """Turn what came out of the engine into outcomes."""
         for completion in self.engine.poll(timeout_s):
             found = self._window.left(completion.request_id)
-            self._completed_at = time.monotonic()
-            self._silent.clear()
+            self._watchdog.answered()
             if found is not None:
                 self._settle(found.prepared, judge(completion, found.prepared, self.model))
 
@@ -268,19 +249,15 @@ class Worker:
         shard.output_tokens += outcome.output_tokens
         if isinstance(outcome, Failure) and not outcome.is_final:
             # Whoever may have silenced the engine is tried by itself.
-            retry = self._window.try_alone if prepared.key in self._silent else self._window.again
+            retry = self._window.try_alone if self._watchdog.suspects(prepared) else self._window.again
             retry(prepared.next_attempt())
         else:
             shard.unsettled -= 1
 
     def _enforce_deadlines(self) -> None:
         """One record too long: a failed attempt. Nothing at all for too long: a new engine."""
-        now = time.monotonic()
-        overdue = self._window.overdue(now, self.limits.record_deadline_s)
-        silent_s = now - max(self._completed_at, self._window.oldest_submission(default=now))
-        if len(self._window) > 1 and silent_s > self.limits.progress_deadline_s:
-            raise EngineDied(f"no completion for {silent_s:.0f} s with {len(self._window)} records in flight")
-        for one in overdue:
+        self._watchdog.check_progress(self._window)
+        for one in self._watchdog.overdue(self._window):
             prepared = one.prepared
             self.engine.abort([prepared.key])
             self._window.left(prepared.key)
@@ -292,8 +269,7 @@ class Worker:
                 error=f"no answer within {self.limits.record_deadline_s:g} s",
                 prompt_tokens=len(prepared.prompt_token_ids),
             )
-            if self._completed_at <= one.submitted_at:
-                self._silent.add(prepared.key)
+            self._watchdog.timed_out(one)
             self._settle(prepared, failure)
 
     # --- shards --------------------------------------------------------------------------------
@@ -356,13 +332,14 @@ class Worker:
         for shard in self._open.values():
             victims = self._window.in_flight(shard.lease.shard)
             self._committer.waste(shard.lease, Cause.ENGINE_DEATH, tokens_of(victims))
-            if victims and self.report.engine_restarts > self.limits.restarts_max:
+            if victims and self._keeper.is_worn_out:
                 shard.trouble = f"the engine died {self.report.engine_restarts} times in one worker (last: {cause})"
         culprit = self._window.engine_died()
         if culprit is not None:
             self._charge(culprit, f"alone in the engine when it died ({cause.partition('. ')[0]})")
         self._save_trials()
-        self._replace_engine(cause)
+        self._keeper.replace(cause)
+        self._watchdog.answered()
 
     def _replace_silent_engine(self) -> None:
         """Nothing has come out since a record timed out: it may hang, and others must not pay for that."""
@@ -370,22 +347,8 @@ class Worker:
         for one in self._window.in_flight():
             self._window.left(one.key)
             self._window.again(one)
-        self._replace_engine("no answer to anything since a record has timed out")
-
-    def _replace_engine(self, cause: str) -> None:
-        if self.report.engine_restarts > self.limits.restarts_max:
-            raise EngineUnavailable(
-                f"The engine died {self.report.engine_restarts} times in this worker (last: {cause}). The shards were "
-                "handed back. Look at the engine's log, or raise engine.restarts_max in defs.yaml."
-            )
-        self._shut_engine_down()
-        if self.report.engine_stuck:
-            raise EngineUnavailable(
-                "The engine does not shut down; its processes were killed, and the shards handed back."
-            )
-        self._start_engine()
-        self._completed_at = time.monotonic()
-        self._silent.clear()
+        self._keeper.replace("no answer to anything since a record has timed out")
+        self._watchdog.answered()
 
     def _charge(self, culprit: Prepared, error: str) -> None:
         """An attempt for the record that stood alone; with attempts left it is tried alone again."""
