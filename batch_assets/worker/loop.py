@@ -7,7 +7,6 @@ renewals in the heartbeat's; this thread only feeds the engine and judges what c
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,11 +16,10 @@ from pydantic import BaseModel
 
 from batch_assets.core.leases import Lease
 from batch_assets.core.outcomes import Failure, Reason, Result
-from batch_assets.core.suspects import ShardTrial
 from batch_assets.core.version import JobVersion
 from batch_assets.core.waste import Cause
 from batch_assets.engine.protocol import Engine, EngineInfo, EngineRequest
-from batch_assets.errors import EngineDied, EngineUnavailable, Fenced, StoreError
+from batch_assets.errors import EngineDied, EngineUnavailable, StoreError
 from batch_assets.failpoints import failpoint
 from batch_assets.storage.ledger import Ledger
 from batch_assets.worker.claimer import Claimed, Claimer, NothingLeft, call_quietly
@@ -31,9 +29,9 @@ from batch_assets.worker.events import ShardFailed, ShardSealed
 from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.open_shards import OpenShard, open_shard
 from batch_assets.worker.orphans import EngineProcesses
-from batch_assets.worker.patience import Patience
 from batch_assets.worker.records import Prepared, RecordPreparer, judge, tokens_of
 from batch_assets.worker.report import ShardStats, WorkerLimits, WorkerReport
+from batch_assets.worker.suspicion import Suspicion
 from batch_assets.worker.watchdog import Watchdog
 from batch_assets.worker.window import Window
 
@@ -69,14 +67,13 @@ class Worker:
             self._window = Window(info.in_flight_max)
             self._open: dict[int, OpenShard] = {}
             self._watchdog = Watchdog(self.limits)
-            self._charges_stored = threading.Event()
-            self._charges_stored.set()
             with ExitStack() as threads:
                 limits, leases = self.limits, self.ledger.leases
                 self._heartbeat = threads.enter_context(
                     Heartbeat(leases, lease_s=limits.lease_s, renew_every_s=limits.renew_every_s)
                 )
                 self._committer = threads.enter_context(self.committer_for(info))
+                self._suspicion = Suspicion(self._window, self.ledger.trials, self._committer, self._lose)
                 self._claimer = Claimer(
                     self.ledger, self.version.id, self.owner, self.wanted, limits, heartbeat=self._heartbeat
                 )
@@ -120,9 +117,9 @@ class Worker:
     def _admit(self) -> int:
         """Fill the engine: suspects and second tries first, then new records, asking for shards as needed."""
         if self._window.settle_trial():
-            self._save_trials()
+            self._suspicion.save(list(self._open.values()))
         if self._window.on_trial:
-            return self._try_next_group()
+            return self._submit(self._suspicion.next_group(self._open))
         admitted = self._submit(self._window.waiting())
         if self._committer.is_behind:
             return admitted  # the store is away; what is in flight is enough to remember
@@ -169,11 +166,8 @@ class Worker:
         opening = open_shard(claimed, self.preparer)
         shard = self._open[claimed.lease.shard] = opening.shard
         self._window.suspect(opening.groups)
-        self._save_trial(shard, was=claimed.trial)
-        for failure in opening.failures:
-            self._committer.add(shard.lease, failure)
-        if opening.failures:
-            self._charges_stored = self._committer.flush_soon()
+        self._suspicion.save_shard(shard, known=claimed.trial)
+        self._suspicion.add_charges(shard, opening.failures)
 
     def _submit(self, batch: list[Prepared]) -> int:
         if not batch:
@@ -197,37 +191,6 @@ class Worker:
             ]
         )
         return len(batch)
-
-    # --- suspects ------------------------------------------------------------------------------
-
-    def _try_next_group(self) -> int:
-        """Put the next group on trial into the engine; that it goes in is written down first."""
-        group = self._window.next_group()
-        if not group or not self._charges_stored.wait(POLL_S):
-            return 0  # the last attempt has to be remembered before the next one, which may end this process
-        self._window.run_group()
-        self._save_trials(running={one.shard for one in group})
-        return self._submit([one for one in group if one.shard in self._open])
-
-    def _save_trials(self, running: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        for number, shard in list(self._open.items()):
-            self._save_trial(shard, running=number in running)
-
-    def _save_trial(self, shard: OpenShard, *, running: bool = False, was: ShardTrial | None = None) -> None:
-        """Keep a shard's suspects for whoever takes over; only if that is news."""
-        everyone = shard.everyone and not shard.is_done
-        trial = ShardTrial(groups=self._window.groups_of(shard.lease.shard), everyone=everyone, running=running)
-        known = shard.trial if was is None else was
-        if trial == known:
-            return
-        try:
-            Patience("suspects", self._committer.given_up).until_done(
-                lambda: self.ledger.trials.save(shard.lease, trial)
-            )
-            shard.trial = trial
-        except Fenced:
-            self._heartbeat.drop(shard.lease)
-            self._abandon(shard.lease)
 
     # --- judging -------------------------------------------------------------------------------
 
@@ -299,8 +262,11 @@ class Worker:
 
     def _drop_lost_leases(self) -> None:
         for lease in self._heartbeat.lost():
-            self._heartbeat.drop(lease)
-            self._abandon(lease)
+            self._lose(lease)
+
+    def _lose(self, lease: Lease) -> None:
+        self._heartbeat.drop(lease)
+        self._abandon(lease)
 
     def _abandon(self, lease: Lease) -> None:
         """Fenced: stop the shard's requests now and write nothing more."""
@@ -335,9 +301,10 @@ class Worker:
             if victims and self._keeper.is_worn_out:
                 shard.trouble = f"the engine died {self.report.engine_restarts} times in one worker (last: {cause})"
         culprit = self._window.engine_died()
-        if culprit is not None:
-            self._charge(culprit, f"alone in the engine when it died ({cause.partition('. ')[0]})")
-        self._save_trials()
+        if culprit is not None and culprit.shard in self._open:
+            told = f"alone in the engine when it died ({cause.partition('. ')[0]})"
+            self._suspicion.charge(self._open[culprit.shard], culprit, told)
+        self._suspicion.save(list(self._open.values()))
         self._keeper.replace(cause)
         self._watchdog.answered()
 
@@ -349,25 +316,6 @@ class Worker:
             self._window.again(one)
         self._keeper.replace("no answer to anything since a record has timed out")
         self._watchdog.answered()
-
-    def _charge(self, culprit: Prepared, error: str) -> None:
-        """An attempt for the record that stood alone; with attempts left it is tried alone again."""
-        shard = self._open.get(culprit.shard)
-        if shard is None:
-            return
-        failure = Failure(
-            record_id=culprit.record_id,
-            attempt=culprit.attempt,
-            reason=Reason.ENGINE_KILLER,
-            error=error[:500],
-            prompt_tokens=len(culprit.prompt_token_ids),
-        )
-        if failure.is_final:
-            shard.unsettled -= 1
-        else:
-            self._window.try_alone(culprit.next_attempt())
-        self._committer.add(shard.lease, failure)
-        self._charges_stored = self._committer.flush_soon()
 
     def _drain(self) -> None:
         """A preemption notice: let what is in flight finish while there is time, then hand back."""
