@@ -205,8 +205,16 @@ def _describe_missing(registered: RegisteredVersion, missing: list[ShardRow], wa
         for first, last in ranges[:NAMED_RANGES_MAX]
     )
     more = f" and {len(ranges) - NAMED_RANGES_MAX} more ranges" if len(ranges) > NAMED_RANGES_MAX else ""
-    states = ", ".join(sorted({shard.state for shard in missing}))
-    return (
-        f"{len(missing):,} of {wanted:,} shards of {registered.job_version} are not completed: {names}{more} ({states}). "
-        "What is completed stays and is not computed again; press Re-execute to finish the rest."
+    states = sorted({shard.state for shard in missing})
+    version = registered.job_version
+    found = (
+        f"{len(missing):,} of {wanted:,} shards of {version} are not completed: {names}{more} ({', '.join(states)}). "
     )
+    if "cancelled" in states:
+        return f"{found}The version was cancelled; nothing takes it up again."
+    if "needs_operator" in states:
+        found += (
+            f"`batch-assets shards {version} --state needs_operator` says what stands in the way of some, and "
+            f"`batch-assets requeue {version} SHARD` hands them back. "
+        )
+    return f"{found}What is completed stays and is not computed again; press Re-execute to finish the rest."

@@ -150,5 +150,12 @@ def work_command(
             f"{report.results:,} results, {report.dead_letters:,} dead letters, "
             f"{report.duplicates_discarded:,} duplicates discarded, {report.engine_restarts:,} engine restarts"
         )
+    waiting = here.ledger.progress.of(registered.job_version).shards["needs_operator"]
+    if waiting and not as_json:
+        version_id = registered.job_version
+        render.say(
+            f"{waiting:,} shards wait for an operator: `batch-assets shards {version_id} --state needs_operator` says why, "
+            f"`batch-assets requeue {version_id} SHARD` hands them back."
+        )
     if report.drained:
         raise typer.Exit(DRAINED)
