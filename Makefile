@@ -3,14 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UI_PORT ?= 3000
+SEED ?= 1
+RUNS ?= 30
+LEDGER ?= both
+KINDS ?=
 
-.PHONY: demo test lint ui setup model clean
+.PHONY: demo test chaos lint ui setup model clean
 
 demo: setup model
 	@$(BIN)/batch-assets demo
 
 test: setup model
 	@$(BIN)/python -m pytest
+
+# Faults against real workers. SEED=7 RUNS=30 LEDGER=sqlite|postgresql|both; a failure prints the command that repeats it.
+chaos: setup
+	@$(BIN)/python -m assets_tests.chaos.campaign --seed $(SEED) --runs $(RUNS) --ledger $(LEDGER) --kinds '$(KINDS)'
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 
 import batch_assets
 from assets_tests.chaos import checks, faults
-from assets_tests.chaos.history import DIALECTS, History, draw, places
+from assets_tests.chaos.history import DIALECTS, KINDS, History, draw, places
 from assets_tests.chaos.nursery import Nursery
 from assets_tests.chaos.planted import BUGS
 from assets_tests.chaos.run import Run, Stuck
@@ -34,7 +34,7 @@ from assets_tests.postgresql import Server, find_binaries, running_server
 from assets_tests.proxy import proxy_to
 from batch_assets.storage.tables import shards
 
-SLOTS = 2  # histories at once; workers mostly wait
+SLOTS = 4  # histories at once; workers mostly wait
 
 
 @dataclass(kw_only=True)
@@ -54,10 +54,10 @@ class Verdict:
     records: int = 0
     requests_in_vain: int = 0
     polls: int = 0
+    command: str = ""  # plays it again
 
-    @property
-    def command(self) -> str:
-        return f"make chaos SEED={self.seed} RUNS=1 LEDGER={self.dialect}"
+    def __post_init__(self) -> None:
+        self.command = f"make chaos SEED={self.seed} RUNS=1 LEDGER={self.dialect}"
 
 
 def dialects_of(ledger: str, seed: int) -> str:
@@ -123,7 +123,7 @@ def _keep_evidence(run: Run, finished: checks.Checks, verdict: Verdict) -> None:
 # --- many histories ----------------------------------------------------------------------------------
 
 
-def _slot(todo: Any, done: Any, plant: str | None) -> None:
+def _slot(todo: Any, done: Any, only: tuple[str, ...], plant: str | None) -> None:
     """One of the processes that play histories, with a nursery and a server of its own."""
     with ExitStack() as stack:
         nursery = stack.enter_context(Nursery())  # before any thread
@@ -132,7 +132,7 @@ def _slot(todo: Any, done: Any, plant: str | None) -> None:
         while (next_one := todo.get()) is not None:
             seed, dialect = next_one
             folder = Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-{dialect}-"))
-            history = draw(seed, dialect, names)
+            history = draw(seed, dialect, names, only=only)
             try:
                 if dialect == "postgresql" and server is None:
                     server = stack.enter_context(running_server())
@@ -146,11 +146,13 @@ def _slot(todo: Any, done: Any, plant: str | None) -> None:
             done.put(verdict)
 
 
-def campaign(seeds: Sequence[int], ledger: str, *, plant: str | None = None, slots: int = SLOTS) -> Iterator[Verdict]:
+def campaign(
+    seeds: Sequence[int], ledger: str, *, only: tuple[str, ...] = (), plant: str | None = None, slots: int = SLOTS
+) -> Iterator[Verdict]:
     """Play the histories of these seeds, a few at a time; verdicts come as they are ready."""
     context = multiprocessing.get_context("fork")
     todo, done = context.SimpleQueue(), context.SimpleQueue()
-    processes = [context.Process(target=_slot, args=(todo, done, plant)) for _ in range(min(slots, len(seeds)))]
+    processes = [context.Process(target=_slot, args=(todo, done, only, plant)) for _ in range(min(slots, len(seeds)))]
     for process in processes:
         process.start()
     for seed in seeds:
@@ -190,16 +192,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--runs", type=int, default=30, help="how many seeds")
     parser.add_argument("--ledger", choices=(*DIALECTS, "both"), default="both")
+    parser.add_argument(
+        "--kinds", default="", help=f"faults from outside, by comma: {', '.join(KINDS)}; all by default"
+    )
     parser.add_argument("--slots", type=int, default=SLOTS, help="histories at a time")
     parser.add_argument("--plant", choices=sorted(BUGS), help="put a known bug into the workers")
     given = parser.parse_args()
+    only = tuple(filter(None, given.kinds.split(",")))
+    if unknown := set(only) - set(KINDS):
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}")
     ledger = given.ledger
     if find_binaries() is None and ledger != "sqlite":
         print("PostgreSQL is not installed here; SQLite only.")
         ledger = "sqlite"
     started = time.monotonic()
     verdicts: list[Verdict] = []
-    for one in campaign(range(given.seed, given.seed + given.runs), ledger, plant=given.plant, slots=given.slots):
+    seeds = range(given.seed, given.seed + given.runs)
+    for one in campaign(seeds, ledger, only=only, plant=given.plant, slots=given.slots):
+        one.command += f" KINDS={given.kinds}" if only else ""
         verdicts.append(one)
         result = "FAILED" if one.problems else "passed"
         kinds = ", ".join(f"{kind} x{n}" if n > 1 else kind for kind, n in sorted(Counter(one.kinds).items()))

@@ -164,16 +164,7 @@ def _become(order: Order) -> None:
 
 def prepare(constants: Mapping[str, float], clock_s: float, plant: str | None) -> None:
     """What makes this worker different from one of every day. SIGUSR1 makes it tell where it is."""
-    def dump(*_):
-        import gc
-        from batch_assets.worker.loop import Worker
-        for o in gc.get_objects():
-            if isinstance(o, Worker):
-                print("OPEN", [(v.lease, v.everyone, len(v.seen), v.unsettled, v.exhausted, v.finishing, v.trial) for v in o._open.values()])
-                print("WINDOW", vars(o._window))
-                print("COMM", o._committer._fenced, o._committer._buffers, o._committer._inbox.qsize(), o._committer._failure)
-                print("HB", o._heartbeat._held, flush=True)
-    signal.signal(signal.SIGUSR2, dump)
+
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     replace_constants(constants)
     shift_clock(clock_s)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from batch_assets.core.suspects import ShardTrial
 from batch_assets.storage import fencing, leases, outcomes, trials
-from batch_assets.storage.outcomes import Outcomes, Put
+from batch_assets.storage.outcomes import Outcomes
 from batch_assets.storage.sealed import Sealer
 from batch_assets.worker import heartbeat
 from batch_assets.worker.committer import Committer
@@ -36,20 +36,9 @@ def _forgets_what_is_stored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcomes, "settled_ids", lambda _self, _version, _shard: set())
 
 
-def _loses_a_flush(patch: pytest.MonkeyPatch) -> None:
-    """A write that failed is logged, and its records count as done."""
-    real = Outcomes.put
-
-    def put(self: Outcomes, flush: Put) -> Any:
-        return real(self, Put(lease=flush.lease, results=flush.results[1:], failures=flush.failures))
-
-    patch.setattr(Outcomes, "put", put)
-
-
 def _leaves_without_flushing(patch: pytest.MonkeyPatch) -> None:
     """A worker that is told to go hands its shards back, but not what it has in hand."""
     patch.setattr(Committer, "flush", lambda _self, _deadline_s: True)
-    patch.setattr(Committer, "finish", lambda _self, _lease: None)
 
 
 def _charges_the_interrupted(patch: pytest.MonkeyPatch) -> None:
@@ -81,7 +70,6 @@ def _seals_too_early(patch: pytest.MonkeyPatch) -> None:
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "no fence": _no_fence,
     "forgets what is stored": _forgets_what_is_stored,
-    "loses a flush": _loses_a_flush,
     "leaves without flushing": _leaves_without_flushing,
     "charges the interrupted": _charges_the_interrupted,
     "seals too early": _seals_too_early,

@@ -39,4 +39,4 @@ def _is_explained(run: Run, life: Life, text: str, lines_by_worker: Mapping[str,
         last = [lines[-1].record for worker, lines in lines_by_worker.items() if worker.split(":")[-2] == str(life.pid)]
         return life.killed_by is not None or "=kill" in life.failpoints or any(one in killers for one in last)
     may_fail = run.history.has(*_STORE_FAULTS) or "=lose" in life.failpoints
-    return life.status == 1 and may_fail and any(sentence in text for sentence in _SENTENCES)
+    return life.status in (1, 74) and may_fail and any(sentence in text for sentence in _SENTENCES)
