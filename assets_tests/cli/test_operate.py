@@ -113,7 +113,7 @@ def test_the_content_of_a_cancelled_version_can_be_run_after_all(home: Home) -> 
     work(home.deployment, registered, wanted=range(1))
     batch_assets(home, "cancel", registered.job_version)
     assert "cancelled" in batch_assets(home, "pin", "tiny").stdout
-    assert "is forgotten" in batch_assets(home, "retire", registered.job_version).stdout
+    assert "is forgotten" in batch_assets(home, "retire", registered.job_version, "--forget").stdout
     make_job(home.jobs, records=10, shard_size=5, script={})
     anew, _ = home.worked()
     assert anew.job_version == registered.job_version
@@ -134,6 +134,8 @@ def test_a_published_version_that_was_retired_can_be_rolled_back_to(home: Home) 
     publish(home.deployment, second)
     for _ in range(2):
         assert "is retired" in batch_assets(home, "retire", first.job_version).stdout
+    kept = batch_assets(home, "retire", first.job_version, "--forget")
+    assert (kept.returncode, "can be rolled back to" in kept.stderr) == (1, True)
     rollback(home.deployment, "tiny")
     assert home.status(first)["published"] == first.job_version
 

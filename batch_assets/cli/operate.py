@@ -75,22 +75,23 @@ def cancel_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
         render.say(f"{registered.job_version} is cancelled: {shown}.")
 
 
-def retire_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
-    """Drop the ledger's rows of a settled version that nobody reads any more.
-
-    What was published can still be rolled back to; what never was is forgotten, results included.
-    """
+def retire_command(
+    version: VersionArgument,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="remove a version that was never published, with all its results")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Drop the ledger's row per record of a settled version; its sealed files stay, for rollback."""
     here = deployment()
     registered = here.resolve(version)
-    done = retire(here, registered)
+    done = retire(here, registered, forget=forget)
     if as_json:
         render.print_json({"version": registered.job_version, **asdict(done)})
     elif done.forgotten:
-        render.say(
-            f"{registered.job_version} was never published and is forgotten; pinning its content again starts anew."
-        )
+        render.say(f"{registered.job_version} is forgotten; pinning its content again starts anew.")
     else:
-        render.say(f"{registered.job_version} is retired: its sealed files stay, for rollback; its rows are gone.")
+        render.say(f"{registered.job_version} is retired: its rows are gone, its sealed files stay.")
 
 
 def dead_letters_command(

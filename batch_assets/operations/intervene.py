@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from batch_assets.core.leases import SHARD_STATES
 from batch_assets.core.outcomes import Reason
-from batch_assets.errors import InputError, VersionError
+from batch_assets.errors import GateError, InputError, VersionError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.storage.interventions import Retried
 from batch_assets.storage.plans import RegisteredVersion
@@ -59,15 +59,21 @@ def retry_dead_letters(deployment: Deployment, registered: RegisteredVersion, re
     )
 
 
-def retire(deployment: Deployment, registered: RegisteredVersion) -> Retired:
-    """Drop the rows that a settled version has for each record.
+def retire(deployment: Deployment, registered: RegisteredVersion, *, forget: bool = False) -> Retired:
+    """Drop the rows that a settled version has for each record; its sealed files stay.
 
-    A version that was published keeps its sealed files and can be rolled back to. One that never was is
-    forgotten altogether, sealed files included. Raises GateError while it is in use.
+    With `forget`, a version that was never published goes altogether, sealed files included, and its
+    content can be pinned anew. Raises GateError while it is in use, or when what was published is to be
+    forgotten.
     """
     ledger, job_version = deployment.ledger, registered.job_version
+    if forget and ledger.interventions.was_published(job_version):
+        raise GateError(
+            f"{job_version} was published once and can be rolled back to, so it is not forgotten. Without --forget its rows "
+            "are dropped and its files stay."
+        )
     changed = ledger.interventions.retire(job_version)
-    if ledger.interventions.was_published(job_version):
+    if not forget:
         return Retired(changed=changed, forgotten=False)
     for shard in ledger.progress.shards(job_version, state="completed"):
         if shard.sealed_key is not None:
@@ -93,5 +99,5 @@ def refuse_cancelled(registered: RegisteredVersion) -> None:
     if registered.cancelled:
         raise VersionError(
             f"{registered.job_version} was cancelled, and a cancelled version is not taken up again. To run the same "
-            f"content after all: `batch-assets retire {registered.job_version}`, then pin the job again."
+            f"content after all: `batch-assets retire {registered.job_version} --forget`, then pin the job again."
         )
