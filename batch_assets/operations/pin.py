@@ -92,7 +92,7 @@ def _notes(job: Job, stands: JobVersion, registered: RegisteredVersion) -> tuple
     notes = []
     if registered.cancelled:
         notes.append(
-            f"it was cancelled and will not be run; after `batch-assets retire {stands.id} --forget` its content can be pinned anew"
+            f"it was cancelled and will not be run; after `batch-assets retire {stands.id} --forget` it can be pinned anew"
         )
     if job.spec.shard_size != stands.shard_size:
         notes.append(
