@@ -38,10 +38,13 @@ class EngineProcesses:
         if not pids:
             file.unlink(missing_ok=True)
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         draft = file.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps({"owner": owner, "processes": {pid: start_time(pid) for pid in pids}}))
-        draft.replace(file)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps({"owner": owner, "processes": {pid: start_time(pid) for pid in pids}}))
+            draft.replace(file)
+        except OSError as error:  # a full disk: the kernel ends most engines with their worker all the same
+            _log.warning("The processes of the engine could not be noted in %s (%s).", self.folder, error.strerror)
 
     def forget(self, owner: str) -> None:
         """The engine was shut down."""
