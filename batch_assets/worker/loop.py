@@ -163,6 +163,10 @@ class Worker:
         return False
 
     def _take_up(self, claimed: Claimed) -> None:
+        if (older := self._open.get(claimed.lease.shard)) is not None:
+            # Our own lease had run out, and this claim has taken the shard back: what is in flight is not its.
+            self._heartbeat.drop(older.lease)
+            self._abandon(older.lease)
         opening = open_shard(claimed, self.preparer)
         shard = self._open[claimed.lease.shard] = opening.shard
         self._window.suspect(opening.groups)
