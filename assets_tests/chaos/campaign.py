@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -125,6 +126,7 @@ def _keep_evidence(run: Run, finished: checks.Checks, verdict: Verdict) -> None:
 
 def _slot(todo: Any, done: Any, only: tuple[str, ...], plant: str | None) -> None:
     """One of the processes that play histories, with a nursery and a server of its own."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers and disks are put away on every way out
     with ExitStack() as stack:
         nursery = stack.enter_context(Nursery())  # before any thread
         server: Server | None = None
@@ -152,7 +154,10 @@ def campaign(
     """Play the histories of these seeds, a few at a time; verdicts come as they are ready."""
     context = multiprocessing.get_context("fork")
     todo, done = context.SimpleQueue(), context.SimpleQueue()
-    processes = [context.Process(target=_slot, args=(todo, done, only, plant)) for _ in range(min(slots, len(seeds)))]
+    processes = [
+        context.Process(target=_slot, args=(todo, done, only, plant), daemon=True)
+        for _ in range(min(slots, len(seeds)))
+    ]
     for process in processes:
         process.start()
     for seed in seeds:
@@ -205,6 +210,7 @@ def main() -> int:
     if find_binaries() is None and ledger != "sqlite":
         print("PostgreSQL is not installed here; SQLite only.")
         ledger = "sqlite"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     started = time.monotonic()
     verdicts: list[Verdict] = []
     seeds = range(given.seed, given.seed + given.runs)

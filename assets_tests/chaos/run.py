@@ -34,6 +34,7 @@ from batch_assets.operations.deployment import Deployment
 from batch_assets.settings import Settings
 from batch_assets.storage.ledger import Ledger
 from batch_assets.storage.tables import shards
+from batch_assets.worker.orphans import EngineProcesses
 
 JOB = "chaos"
 LOG = "requests.jsonl"
@@ -304,6 +305,7 @@ class Run:
         for pid in itertools.chain.from_iterable(map(engine_processes, self.lives)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        EngineProcesses(self.home / "engines").end_orphans()  # of workers that were killed last
 
     def _look(self) -> int:
         """The shards by state, and how many records are done."""
