@@ -149,6 +149,24 @@ def test_start_respects_its_deadline(harness: Harness) -> None:
     assert set(engine_processes()) == running
 
 
+def test_an_engine_names_its_processes(harness: Harness) -> None:
+    """Whoever has to end the engine from outside knows what to end; a shut down engine has none."""
+    running = {process.pid for process in engine_processes()}
+    assert set(harness.engine.processes()) <= running
+    assert bool(harness.engine.processes()) == (harness.kind == "vllm")
+    script = harness.script.parent / "process.yaml"
+    script.write_text("defaults: {process: true}")
+    another = new_engine(harness.kind, script)
+    assert another.processes() == ()
+    if harness.kind == "scripted":
+        another.start(START_DEADLINE_S)
+        (pid,) = another.processes()
+        assert psutil.pid_exists(pid)
+        another.shutdown(1.0)
+        assert another.processes() == ()
+        assert not psutil.pid_exists(pid)
+
+
 def test_death_is_reported_and_survivable(harness: Harness) -> None:
     """When the engine dies, poll and submit raise EngineDied, and a new start answers again."""
     harness.provoke_death()

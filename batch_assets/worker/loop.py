@@ -200,6 +200,7 @@ class Worker:
 
     def _collect(self, timeout_s: float) -> None:
         """Turn what came out of the engine into outcomes."""
+        self._watchdog.looks()
         for completion in self.engine.poll(timeout_s):
             found = self._window.left(completion.request_id)
             self._watchdog.answered()

@@ -16,7 +16,15 @@ class Watchdog:
 
     def __init__(self, limits: WorkerLimits) -> None:
         self._limits = limits
+        self._looked_at = time.monotonic()
         self.answered()
+
+    def looks(self) -> None:
+        """The engine is about to be asked for answers. Deadlines are judged as of this moment.
+
+        A worker that was frozen after it had asked would otherwise blame records whose answers are there.
+        """
+        self._looked_at = time.monotonic()
 
     def answered(self) -> None:
         """Something came out of the engine, or it is a new one."""
@@ -25,14 +33,14 @@ class Watchdog:
 
     def check_progress(self, window: Window) -> None:
         """Raise EngineDied when several records are in flight and nothing has come out for too long."""
-        now = time.monotonic()
+        now = self._looked_at
         silent_s = now - max(self._answered_at, window.oldest_submission(default=now))
         if len(window) > 1 and silent_s > self._limits.progress_deadline_s:
             raise EngineDied(f"no completion for {silent_s:.0f} s with {len(window)} records in flight")
 
     def overdue(self, window: Window) -> list[InFlight]:
         """Records that are in the engine for longer than one record may take."""
-        return window.overdue(time.monotonic(), self._limits.record_deadline_s)
+        return window.overdue(self._looked_at, self._limits.record_deadline_s)
 
     def timed_out(self, one: InFlight) -> None:
         """This record was given up; if the engine has said nothing since, it may be the engine that hangs."""
