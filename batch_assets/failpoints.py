@@ -55,6 +55,13 @@ _armed = _parse(os.environ.get(VARIABLE, ""))
 _passed: dict[str, int] = {}
 
 
+def arm(text: str) -> None:
+    """Arm this process anew, as the variable would have done at its start."""
+    global _armed
+    _armed = _parse(text)
+    _passed.clear()
+
+
 def failpoint(name: str) -> None:
     """Do here what was armed for this name; nothing otherwise."""
     if not _armed or name not in _armed:

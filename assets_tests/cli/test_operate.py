@@ -9,6 +9,7 @@ import pytest
 from assets_tests.factories import make_job, record_id, write_script
 from assets_tests.homes import Home, temporary_home
 from assets_tests.postgresql import Server
+from assets_tests.waiting import wait_for
 from assets_tests.workers import batch_assets, start_worker
 from batch_assets.operations.check import check
 from batch_assets.operations.publish import publish, rollback
@@ -92,8 +93,6 @@ def test_a_cancelled_version_stops_its_workers_and_stays_cancelled(home: Home) -
     )
     registered = home.pinned()
     worker = start_worker(home, registered.job_version)
-    from assets_tests.waiting import wait_for
-
     wait_for("first results", lambda: home.status(registered)["results"] > 0)
     for _ in range(2):
         done = batch_assets(home, "cancel", registered.job_version)

@@ -19,7 +19,7 @@ from batch_assets.errors import EngineUnavailable
 from batch_assets.operations.work import work
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.tables import failures
-from batch_assets.worker.identity import start_time
+from batch_assets.worker.identity import machine, owner_name, start_time
 from batch_assets.worker.orphans import EngineProcesses
 
 ENGINE_UNAVAILABLE = 69
@@ -134,8 +134,6 @@ def test_an_engine_process_left_behind_is_ended_by_the_next_start(home: Home) ->
 
 def test_processes_of_living_workers_and_reused_numbers_are_left_alone(tmp_path: Path) -> None:
     """Only a process that certainly is a dead worker's engine is ended."""
-    from batch_assets.worker.identity import machine, owner_name
-
     processes = EngineProcesses(tmp_path)
     processes.note(owner_name(), (os.getpid(),))  # a living worker, this one
     dead = f"{machine()}:999999999:1"
