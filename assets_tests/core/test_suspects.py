@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batch_assets.core.outcomes import ATTEMPTS_MAX
-from batch_assets.core.suspects import ShardTrial, Trial, accuse, acquit, take_up
+from batch_assets.core.suspects import ShardTrial, TakenUp, Trial, accuse, acquit, take_up
 
 WINDOWS = st.integers(1, 300).flatmap(
     lambda size: st.tuples(st.just(size), st.sets(st.integers(0, size - 1), min_size=1, max_size=2))
@@ -49,15 +49,15 @@ def test_culprits_are_found_within_the_bound_and_nobody_else(window: tuple[int, 
 def test_the_same_when_each_death_takes_the_worker_along(window: tuple[int, set[int]]) -> None:
     """What is written down before a group runs is enough for the next worker to go on."""
     size, killers = window
-    stored = ShardTrial(groups=(tuple(map(str, range(size))),), running=True)  # the first death
+    stored = ShardTrial(groups=(tuple(map(str, range(size))),), running=True, died=True)  # the first death
     settled: set[str] = set()
     attempts: dict[str, int] = {}
     deaths = 1
     while True:
-        trial, culprit = take_up(stored, settled)
-        groups = trial.groups
+        taken = take_up(stored, settled)
+        groups, culprit = taken.trial.groups, taken.culprit
         if culprit is not None:
-            attempts[culprit] = attempts.get(culprit, 0) + 1
+            attempts[culprit] = attempts.get(culprit, 0) + taken.attempts
             if attempts[culprit] < ATTEMPTS_MAX:
                 groups = ((culprit,), *groups)
             else:
@@ -67,7 +67,7 @@ def test_the_same_when_each_death_takes_the_worker_along(window: tuple[int, set[
             groups = groups[1:]
         if not groups:
             break
-        stored = ShardTrial(groups=groups, running=True)
+        stored = ShardTrial(groups=groups, running=True, died=True)
         deaths += 1
     assert attempts == dict.fromkeys(map(str, killers), ATTEMPTS_MAX)
     assert deaths <= bound(size) * len(killers)
@@ -77,12 +77,22 @@ def test_an_eviction_during_a_trial_blames_nobody() -> None:
     """With notice, or after some of the group was answered, the group is tried once more as it is."""
     group = ("a", "b", "c")
     with_notice = ShardTrial(groups=(group,), running=False)
-    assert take_up(with_notice, ()) == (ShardTrial(groups=(group,)), None)
-    answered = ShardTrial(groups=(group,), running=True)
-    assert take_up(answered, {"a", "b"}) == (ShardTrial(groups=(("c",),)), None)
+    assert take_up(with_notice, ()) == TakenUp(trial=ShardTrial(groups=(group,)))
+    answered = ShardTrial(groups=(group,), running=True, died=True)
+    assert take_up(answered, {"a", "b"}) == TakenUp(trial=ShardTrial(groups=(("c",),)))
+
+
+def test_a_record_whose_worker_is_only_out_of_reach_is_tried_again() -> None:
+    """Nobody knows whether the worker has died: the record pays when three in a row were never heard of again."""
+    lost = ShardTrial(groups=(("a",), ("b",)), running=True)
+    for losses in (1, 2):
+        taken = take_up(lost, ())
+        assert taken == TakenUp(trial=ShardTrial(groups=(("a",), ("b",)), losses=losses))
+        lost = ShardTrial(groups=taken.trial.groups, running=True, losses=losses)
+    assert take_up(lost, ()) == TakenUp(trial=ShardTrial(groups=(("b",),)), culprit="a", attempts=ATTEMPTS_MAX)
 
 
 def test_a_group_that_is_settled_is_forgotten() -> None:
     """The others keep their turn, and so does the suspicion of everyone."""
-    left = ShardTrial(groups=(("a",), ("b", "c")), everyone=True, running=True)
-    assert take_up(left, {"a"}) == (ShardTrial(groups=(("b", "c"),), everyone=True), None)
+    left = ShardTrial(groups=(("a",), ("b", "c")), everyone=True, running=True, losses=2)
+    assert take_up(left, {"a"}) == TakenUp(trial=ShardTrial(groups=(("b", "c"),), everyone=True))

@@ -18,7 +18,7 @@ from assets_tests import invariants
 from assets_tests.ledgers import Clock, LedgerUnderTest, result, small_version
 from assets_tests.postgresql import Server
 from batch_assets.core.leases import Lease
-from batch_assets.errors import Fenced, StoreError
+from batch_assets.errors import Fenced, StoreError, VersionError
 from batch_assets.storage.ledger import Ledger
 from batch_assets.storage.migrate import HEAD
 from batch_assets.storage.outcomes import Put
@@ -258,7 +258,7 @@ def test_a_ledger_of_a_newer_release_is_refused_and_unchanged(ledger_url: str) -
     with ledger.database.write("test") as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '0999'"))
     before = everything(ledger)
-    with pytest.raises(StoreError, match=rf"newer release.*0999.*{HEAD}.*Nothing was changed"):
+    with pytest.raises(VersionError, match=rf"newer release.*0999.*{HEAD}.*Nothing was changed"):
         Ledger(ledger_url)
     assert everything(ledger) == before
     ledger.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import signal
 from collections.abc import Iterable
 
 import pytest
@@ -10,7 +12,9 @@ import sqlalchemy as sa
 
 from assets_tests.factories import make_job, record_id
 from assets_tests.homes import Home
+from assets_tests.waiting import wait_for
 from assets_tests.workers import run_until_done, start_worker
+from batch_assets.operations.work import work
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.tables import failures, trials
 
@@ -96,3 +100,59 @@ def test_a_killer_of_workers_in_a_shard_larger_than_the_window(home: Home) -> No
     registered = home.pinned()
     run_until_done(home, registered.job_version, lives_max=12)
     assert_only_these_died(home, registered, (150,))
+
+
+def alone_on_trial(home: Home, registered: RegisteredVersion, record: str) -> bool:
+    query = sa.select(trials.c.suspects, trials.c.running).where(trials.c.job_version == registered.job_version)
+    with home.deployment.ledger.database.read() as connection:
+        row = connection.execute(query).first()
+    return row is not None and row.running == 1 and json.loads(row.suspects)[0] == [record]
+
+
+def innocent_alone(home: Home) -> RegisteredVersion:
+    """A killer makes suspects of the others; of these, record 0 takes long when its turn comes."""
+    faults = {record_id(1): {"kills_engine": True}, record_id(0): {"delay_s": 6.0}}
+    make_job(
+        home.jobs,
+        records=2,
+        shard_size=2,
+        script={"records": faults},
+        lease_s=2,
+        renew_every_s=0.3,
+        recoveries_max=20,
+        drain_s=1,
+    )
+    return home.pinned()
+
+
+def test_a_lease_lost_three_times_costs_an_innocent_record_nothing(home: Home) -> None:
+    """Frozen past the lease while the record stands alone, again and again: the worker comes back and says so."""
+    registered = innocent_alone(home)
+    workers = []
+    for _ in range(3):
+        worker = start_worker(home, registered.job_version)
+        wait_for("trial of the innocent", lambda: alone_on_trial(home, registered, record_id(0)))
+        worker.send_signal(signal.SIGSTOP)
+        workers.append(worker)
+        if len(workers) > 1:
+            earlier = workers[-2]
+            earlier.send_signal(signal.SIGCONT)
+    workers[-1].send_signal(signal.SIGCONT)
+    for worker in workers:
+        assert worker.wait(120) == 0
+    assert home.status(registered)["shards"]["completed"] == 1
+    assert {one.record_id for one in home.dead_letters(registered)} == {record_id(1)}
+    assert record_id(0) not in {row[0] for row in attempts(home, registered)}
+
+
+def test_a_worker_that_leaves_while_the_store_is_away_blames_nobody(home: Home) -> None:
+    """It cannot release its shard; the next worker on this machine knows that it went in good order."""
+    registered = innocent_alone(home)
+    for _ in range(3):
+        worker = start_worker(home, registered.job_version, failpoints="release.before_commit=lose")
+        wait_for("trial of the innocent", lambda: alone_on_trial(home, registered, record_id(0)))
+        worker.send_signal(signal.SIGTERM)
+        worker.wait(60)
+    work(home.deployment, registered)
+    assert {one.record_id for one in home.dead_letters(registered)} == {record_id(1)}
+    assert record_id(0) not in {row[0] for row in attempts(home, registered)}

@@ -132,13 +132,13 @@ def work_command(
     Any number of workers may run at once. SIGTERM and Ctrl-C make it store what is in flight, hand
     back its shards and exit with status 75.
     """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())  # before anything else: a notice may come at any time
     here = deployment()
     registered = here.resolve(version)
     plan(here, registered)
     registered = here.ledger.plans.get(registered.job_version)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     report = work(here, registered, should_stop=stop.is_set)
     if as_json:
         render.print_json(asdict(report))
@@ -150,6 +150,8 @@ def work_command(
             f"{report.results:,} results, {report.dead_letters:,} dead letters, "
             f"{report.duplicates_discarded:,} duplicates discarded, {report.engine_restarts:,} engine restarts"
         )
+    if here.ledger.plans.get(registered.job_version).cancelled and not as_json:
+        render.say(f"{registered.job_version} was cancelled; what was stored stays.")
     waiting = here.ledger.progress.of(registered.job_version).shards["needs_operator"]
     if waiting and not as_json:
         version_id = registered.job_version

@@ -10,8 +10,17 @@ import typer
 
 from batch_assets.cli import render
 from batch_assets.cli.common import JsonFlag, VersionArgument, deployment
+from batch_assets.errors import InputError
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.intervene import cancel, check_reason, check_state, requeue, retire, retry_dead_letters
+from batch_assets.operations.intervene import (
+    cancel,
+    check_reason,
+    check_state,
+    refuse_retired,
+    requeue,
+    retire,
+    retry_dead_letters,
+)
 from batch_assets.storage.plans import RegisteredVersion
 
 
@@ -106,7 +115,10 @@ def dead_letters_command(
     check_reason(reason)
     here = deployment()
     registered = here.resolve(version)
+    refuse_retired(registered)
     if retry is not None:
+        if reason is not None:
+            raise InputError("--reason lists dead letters and --retry puts them back; give one of the two.")
         _retry(here, registered, retry, as_json)
         return
     letters = here.ledger.outcomes.dead_letters(registered.job_version, reason=reason)

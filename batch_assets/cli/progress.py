@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from batch_assets.cli import render
+from batch_assets.errors import StoreError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.status import status
 from batch_assets.storage.plans import RegisteredVersion
@@ -74,18 +75,23 @@ def _lines(deployment: Deployment, registered: RegisteredVersion, child: subproc
 def _plain(deployment: Deployment, registered: RegisteredVersion, child: subprocess.Popen[bytes]) -> Iterator[str]:
     said, due = "", 0.0
     while child.poll() is None:
-        done, text = _state(deployment, registered)
-        line = f"{done:,} of {registered.records:,} records, {text}"
+        line = _line(registered, *_state(deployment, registered))
         if time.monotonic() >= due and line != said:
             yield line
             said, due = line, time.monotonic() + PLAIN_LINE_EVERY_S
         time.sleep(POLL_S)
-    done, text = _state(deployment, registered)
-    yield f"{done:,} of {registered.records:,} records, {text}"
+    yield _line(registered, *_state(deployment, registered))
 
 
-def _state(deployment: Deployment, registered: RegisteredVersion) -> tuple[int, str]:
-    state = status(deployment, registered)
+def _line(registered: RegisteredVersion, done: int | None, text: str) -> str:
+    return text if done is None else f"{done:,} of {registered.records:,} records, {text}"
+
+
+def _state(deployment: Deployment, registered: RegisteredVersion) -> tuple[int | None, str]:
+    try:
+        state = status(deployment, registered)
+    except StoreError:
+        return None, "the ledger does not answer; the workers wait for it"
     done = state["results"] + state["dead_letters"]
     if not state["workers"] and state["pending"]:
         return done, "starting the engine"
@@ -96,7 +102,7 @@ def _state(deployment: Deployment, registered: RegisteredVersion) -> tuple[int, 
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Callable[[int, str], None]]:
+def _bar(total: int) -> Iterator[Callable[[int | None, str], None]]:
     columns = (
         SpinnerColumn(),
         TextColumn("records"),
@@ -107,7 +113,7 @@ def _bar(total: int) -> Iterator[Callable[[int, str], None]]:
     with Progress(*columns, console=render.console) as progress:
         task = progress.add_task("records", total=total, text="starting the engine")
 
-        def advance(done: int, text: str) -> None:
+        def advance(done: int | None, text: str) -> None:
             progress.update(task, completed=done, text=text)
 
         yield advance

@@ -43,6 +43,11 @@ def _escaped(found: re.Match[str]) -> str:
     return run if run.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in run)
 
 
+def warn(text: str) -> None:
+    """One line on standard error, beside whatever the command prints."""
+    sys.stderr.write(f"batch-assets: {printable(text)}.\n")
+
+
 def say(text: str) -> None:
     """One plain line."""
     console.print(Text(printable(text)))

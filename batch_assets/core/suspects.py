@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from batch_assets.core.outcomes import ATTEMPTS_MAX
+
 Groups = tuple[tuple[str, ...], ...]
 
 
@@ -52,24 +54,42 @@ class ShardTrial:
     groups: Groups = ()
     everyone: bool = False  # the records that are in no group run in groups as well: they are suspects, too
     running: bool = False  # the first group is in the engine
+    died: bool = False  # its worker's process is known to have ended meanwhile, without notice
+    losses: int = 0  # workers lost in a row with the first group, a single record, and not heard of since
 
     def __bool__(self) -> bool:
         return bool(self.groups) or self.everyone
 
 
-def take_up(left: ShardTrial, settled: Collection[str]) -> tuple[ShardTrial, str | None]:
-    """Go on where a worker has left off: the trial to continue, and who stood alone when it died.
+@dataclass(frozen=True, kw_only=True)
+class TakenUp:
+    """How to go on with a shard's trial, and who has to pay for how many attempts."""
 
-    `settled` are the records that have an outcome. A group that was in the engine when its worker ended
-    without notice is halved, unless some of it were answered meanwhile: then the worker may as well have
-    been evicted, and the others are tried once more before anybody is blamed.
+    trial: ShardTrial
+    culprit: str | None = None
+    attempts: int = 0
+
+
+def take_up(left: ShardTrial, settled: Collection[str]) -> TakenUp:
+    """Go on where a worker has left off. `settled` are the records that have an outcome.
+
+    A group that was in the engine when its worker ended without notice is halved, unless some of it were
+    answered meanwhile: then the worker may as well have been evicted, and the others are tried once more.
+    A single record pays an attempt when its worker's process is known to have died. When the lease has
+    only run out, nobody knows: the worker may be frozen or cut off. Such a record pays when as many
+    workers in a row as a record has attempts were lost with it and none was heard of again.
     """
     groups = tuple(tuple(one for one in group if one not in settled) for group in left.groups)
     others = tuple(group for group in groups[1:] if group)
     first = groups[0] if groups else ()
     if not first:
-        return ShardTrial(groups=others, everyone=left.everyone), None
+        return TakenUp(trial=ShardTrial(groups=others, everyone=left.everyone))
     if not left.running or len(first) < len(left.groups[0]):
-        return ShardTrial(groups=(first, *others), everyone=left.everyone), None
+        losses = left.losses if first == left.groups[0] else 0
+        return TakenUp(trial=ShardTrial(groups=(first, *others), everyone=left.everyone, losses=losses))
+    if len(first) == 1 and not left.died and left.losses + 1 < ATTEMPTS_MAX:
+        again = ShardTrial(groups=(first, *others), everyone=left.everyone, losses=left.losses + 1)
+        return TakenUp(trial=again)
     trial, culprit = accuse(Trial(groups=others), first)
-    return ShardTrial(groups=trial.groups, everyone=left.everyone), culprit
+    attempts = 0 if culprit is None else 1 if left.died else ATTEMPTS_MAX
+    return TakenUp(trial=ShardTrial(groups=trial.groups, everyone=left.everyone), culprit=culprit, attempts=attempts)

@@ -34,6 +34,12 @@ def requeue(deployment: Deployment, registered: RegisteredVersion, shards: list[
     Raises VersionError for shards that do not exist; nothing is changed then.
     """
     refuse_cancelled(registered)
+    missing = [shard for shard in shards if not 0 <= shard < registered.shards]
+    if missing:
+        raise VersionError(
+            f"{registered.job_version} has no shard {', '.join(map(str, missing))}; they are numbered from 0 to "
+            f"{registered.shards - 1}. Nothing was changed."
+        )
     found = deployment.ledger.interventions.requeue(registered.job_version, shards)
     handed_back = tuple(shard for shard, state in found.items() if state == "needs_operator")
     left = {shard: state for shard, state in found.items() if state != "needs_operator"}
@@ -72,6 +78,12 @@ def retire(deployment: Deployment, registered: RegisteredVersion, *, forget: boo
             f"{job_version} was published once and can be rolled back to, so it is not forgotten. Without --forget its rows "
             "are dropped and its files stay."
         )
+    complete = ledger.progress.of(job_version).shards["completed"] == registered.shards
+    if complete and not forget and not ledger.interventions.was_published(job_version):
+        raise GateError(
+            f"{job_version} is complete and was never published; retired, it could not be checked any more. Publish it first, or "
+            "remove it with all its results: --forget."
+        )
     changed = ledger.interventions.retire(job_version)
     if not forget:
         return Retired(changed=changed, forgotten=False)
@@ -92,6 +104,15 @@ def check_state(state: str | None) -> None:
     """Raise InputError for a state that shards do not have."""
     if state is not None and state not in SHARD_STATES:
         raise InputError(f"{state!r} is no state of a shard; there are {', '.join(SHARD_STATES)}.")
+
+
+def refuse_retired(registered: RegisteredVersion) -> None:
+    """Raise VersionError for a version whose rows are gone."""
+    if registered.retired:
+        raise VersionError(
+            f"{registered.job_version} was retired: the ledger's rows of its records, dead letters among them, are gone. Its "
+            "sealed files and what they were judged to be stand."
+        )
 
 
 def refuse_cancelled(registered: RegisteredVersion) -> None:

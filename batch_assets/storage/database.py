@@ -12,6 +12,7 @@ Time is the database's, never a worker's, unless a test passes a clock of its ow
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -125,21 +126,31 @@ class Database:
             raise StoreError(_explain(error)) from error
 
 
+_SPELLING = "Use postgresql+psycopg://user:password@host/database or, on one machine, sqlite:////path/to/ledger.sqlite."
+_HOST = re.compile(r"[A-Za-z0-9._:%-]*")  # names, and addresses of both kinds
+
+
 def _parsed(url: str) -> sa.URL:
+    """The address, if it is one that we can use. Never repeats it: there may be a password anywhere in it."""
     try:
-        return sa.make_url(url)
-    except sa.exc.ArgumentError:
+        parsed = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):
+        raise InputError(f"BATCH_ASSETS_LEDGER is no database address. {_SPELLING}") from None
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
+        raise InputError(f"BATCH_ASSETS_LEDGER: {parsed.drivername} is not supported. {_SPELLING}")
+    if parsed.host is not None and not _HOST.fullmatch(parsed.host):
         raise InputError(
-            "BATCH_ASSETS_LEDGER is no database address. Use sqlite:////path/to/ledger.sqlite or "
-            "postgresql+psycopg://user:password@host/database."
-        ) from None
+            "BATCH_ASSETS_LEDGER: the part after the last @ is no host name. Characters such as @ : / in a password are "
+            f"written as %40 %3A %2F. {_SPELLING}"
+        )
+    return parsed
 
 
 def _sqlite(url: sa.URL) -> sa.Engine:
     path = Path(url.database or "")
     if not path.is_absolute():
         raise InputError(
-            f"BATCH_ASSETS_LEDGER: {url} names no absolute path, and every process has to find the same file. "
+            "BATCH_ASSETS_LEDGER names no absolute path, and every process has to find the same file. "
             "Write sqlite:////path/to/ledger.sqlite, with four slashes."
         )
     try:
@@ -155,11 +166,6 @@ def _sqlite(url: sa.URL) -> sa.Engine:
 
 def _postgresql(address: str) -> sa.Engine:
     url = _parsed(address)
-    if url.drivername != "postgresql+psycopg":
-        raise InputError(
-            f"BATCH_ASSETS_LEDGER: {url.drivername} is not supported ({url.render_as_string(hide_password=True)}). "
-            "Use postgresql+psycopg://… or sqlite:///…."
-        )
     try:
         # Asking first keeps a connection that the server has closed meanwhile from failing a statement.
         engine = sa.create_engine(url, pool_pre_ping=True, connect_args=POSTGRESQL_CONNECTION)

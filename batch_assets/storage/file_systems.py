@@ -15,10 +15,10 @@ from batch_assets.errors import InputError
 MOUNTS = Path("/proc/self/mountinfo")
 
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "ceph", "glusterfs", "lustre", "gpfs", "beegfs"}
-_NETWORK |= {"orangefs", "ocfs2", "gfs2", "coda", "virtiofs", "vboxsf", "prl_fs", "ncpfs"}
+_NETWORK |= {"pvfs2", "orangefs", "ocfs2", "gfs2", "coda", "virtiofs", "vboxsf", "prl_fs", "ncpfs"}
 # Behind `fuse.` stands the program that serves the files.
 _NETWORK_FUSE = {"sshfs", "s3fs", "gcsfuse", "goofys", "rclone", "ceph", "glusterfs", "davfs", "blobfuse2", "juicefs"}
-_NETWORK_FUSE |= {"mount-s3", "mountpoint-s3"}
+_NETWORK_FUSE |= {"blobfuse", "lizardfs", "moosefs", "mfs", "curlftpfs", "mount-s3", "mountpoint-s3"}
 
 
 def refuse_network_file_system(database: Path, mounts: Path = MOUNTS) -> None:

@@ -97,12 +97,17 @@ class Interventions:
 
         The old attempts are kept under the number of this retry. Sealed shards that hold such a dead
         letter are reopened; they are sealed anew, under another key, when the records have an outcome.
-        Raises GateError when the version is published, VersionError when it is cancelled or retired.
+        Raises GateError when the version is or was published, VersionError when it is cancelled or retired.
         """
         dead = (outcomes.c.job_version == job_version, outcomes.c.kind == "dead_letter", outcomes.c.reason == reason)
         with self._database.write("retry_dead_letters") as connection:
             version = _lock(connection, job_version)
             _refuse_published(connection, job_version, "changed")
+            if _was_published(connection, job_version):
+                raise GateError(
+                    f"{job_version} was published once, and readers can be taken back to it: it stays as it was judged. Pin a "
+                    "new version to answer its dead letters."
+                )
             if version.cancelled_at is not None or version.retired_at is not None:
                 raise VersionError(f"{job_version} was {'cancelled' if version.cancelled_at else 'retired'} for good.")
             affected = list(connection.scalars(sa.select(outcomes.c.shard).where(*dead).distinct()))
@@ -140,6 +145,9 @@ class Interventions:
             )
             .values(retry=retry)
         )
+        # The worker that has the shard now is sent away: whoever is on trial there is not to blame.
+        on_trial = sa.update(trials).where(trials.c.job_version == job_version, trials.c.shard == shard)
+        connection.execute(on_trial.values(running=0))
         removed = connection.execute(sa.delete(outcomes).where(*dead)).rowcount
         sealed = {"sealed_key": None, "sealed_sha256": None, "sealed_bytes": None}
         values = {**sealed, "completed_by": None, "completed_at": None, **_UNLEASED}
@@ -179,9 +187,8 @@ class Interventions:
 
     def was_published(self, job_version: str) -> bool:
         """Whether readers have ever seen the version."""
-        query = sa.select(publications.c.publication_id).where(publications.c.to_version == job_version).limit(1)
         with self._database.read() as connection:
-            return connection.execute(query).first() is not None
+            return _was_published(connection, job_version)
 
     def forget(self, job_version: str) -> None:
         """Remove a retired version that was never published, as if it had not been pinned."""
@@ -218,6 +225,11 @@ def _states(connection: sa.Connection, job_version: str) -> dict[str, int]:
     )
     found = {row[0]: row[1] for row in connection.execute(query)}
     return {state: found[state] for state in SHARD_STATES if state in found}
+
+
+def _was_published(connection: sa.Connection, job_version: str) -> bool:
+    query = sa.select(publications.c.publication_id).where(publications.c.to_version == job_version).limit(1)
+    return connection.execute(query).first() is not None
 
 
 def _refuse_published(connection: sa.Connection, job_version: str, what: str) -> None:

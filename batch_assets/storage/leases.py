@@ -20,6 +20,7 @@ from batch_assets.storage.fencing import change, shard_row
 from batch_assets.storage.record_keys import storable
 from batch_assets.storage.sealed import SealedFile
 from batch_assets.storage.tables import outcomes, shards, trials
+from batch_assets.storage.trials import DIED
 
 RECOVERIES_MAX = 5
 
@@ -154,19 +155,31 @@ class Leases:
         )
 
     def reclaim_dead(
-        self, job_version: str, is_dead: Callable[[str], bool], *, recoveries_max: int = RECOVERIES_MAX
+        self,
+        job_version: str,
+        is_dead: Callable[[str], bool],
+        *,
+        has_left: Callable[[str], bool] = lambda _owner: False,
+        recoveries_max: int = RECOVERIES_MAX,
     ) -> int:
         """Take back the leases of owners that `is_dead` knows to be gone; returns how many.
 
-        Safe even when `is_dead` errs: the shard is not leased any more, so its owner is fenced.
+        Of those, `has_left` tells who went in good order but could not reach the ledger to say so: that
+        is as good as a release. Safe even when either errs: the shard is not leased any more, so its owner
+        is fenced.
         """
         query = sa.select(shards.c.owner).where(shards.c.job_version == job_version, shards.c.state == "leased")
         with self._database.read() as connection:
             dead = [owner for owner in connection.scalars(query.distinct()) if is_dead(owner)]
+        left = [owner for owner in dead if has_left(owner)]
         if not dead:
             return 0
         with self._database.write("reclaim") as connection:
-            return self._take_back(connection, job_version, None, recoveries_max, shards.c.owner.in_(dead))
+            released = self._take_back(connection, job_version, None, None, shards.c.owner.in_(left), running=0)
+            lost = self._take_back(
+                connection, job_version, None, recoveries_max, shards.c.owner.in_(dead), running=DIED
+            )
+        return released + lost
 
     def outstanding(self, job_version: str, wanted: range) -> int:
         """How many of the wanted shards are still to be completed by some worker."""
@@ -181,12 +194,15 @@ class Leases:
         connection: sa.Connection,
         job_version: str,
         wanted: range | None,
-        recoveries_max: int,
+        recoveries_max: int | None,
         condition: sa.ColumnElement[bool],
+        running: int | None = None,
     ) -> int:
-        """Reclaim leased shards that meet the condition: their workers ended without notice.
+        """Reclaim leased shards that meet the condition: their workers ended without a release.
 
-        A row that its owner is writing at this moment is passed over: the owner is alive.
+        Without `recoveries_max` that is not held against the shard. `running` is what is known of the
+        worker that had a group on trial in its engine. A row that its owner is writing at this moment is
+        passed over: the owner is alive.
         """
         lost = sa.select(shards.c.shard).where(shards.c.job_version == job_version, shards.c.state == "leased")
         lost = lost.where(condition) if wanted is None else lost.where(condition, _within(wanted))
@@ -194,13 +210,25 @@ class Leases:
             sa.literal("worker ") + shards.c.owner + " (epoch " + sa.cast(shards.c.epoch, sa.Text) + ") was lost "
             "without notice"
         )
-        statement = sa.update(shards).where(
-            shards.c.job_version == job_version,
-            shards.c.shard.in_(lost.with_for_update(skip_locked=True)),
-            shards.c.state == "leased",
-            condition,
+        values = {"state": "pending"} if recoveries_max is None else _given_up(recoveries_max) | {"trouble": told}
+        statement = (
+            sa.update(shards)
+            .where(
+                shards.c.job_version == job_version,
+                shards.c.shard.in_(lost.with_for_update(skip_locked=True)),
+                shards.c.state == "leased",
+                condition,
+            )
+            .values(values | _UNLEASED)
+            .returning(shards.c.shard)
         )
-        return connection.execute(statement.values(_given_up(recoveries_max) | _UNLEASED | {"trouble": told})).rowcount
+        taken = list(connection.scalars(statement))
+        if taken and running is not None:
+            on_trial = sa.update(trials).where(
+                trials.c.job_version == job_version, trials.c.shard.in_(taken), trials.c.running == 1
+            )
+            connection.execute(on_trial.values(running=running))
+        return len(taken)
 
 
 def _given_up(recoveries_max: int) -> dict[str, Any]:

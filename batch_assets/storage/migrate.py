@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from batch_assets.errors import StoreError
+from batch_assets.errors import VersionError
 
 HEAD = "0002"
 # Ledgers of release 0.1.0 were made without migrations; they stand where the first one leads.
@@ -24,10 +24,10 @@ class _Migrate:
     """The two questions a database asks when it is opened."""
 
     def is_current(self, connection: sa.Connection) -> bool:
-        """Whether the tables are as this code needs them. Raises StoreError when they are newer."""
+        """Whether the tables are as this code needs them. Raises VersionError when they are newer."""
         found = self._revision(connection)
         if found is not None and found > HEAD:
-            raise StoreError(
+            raise VersionError(
                 f"The ledger was made by a newer release of Batch Assets (its tables are at {found}, this release knows "
                 f"{HEAD}). Nothing was changed; use that release or a later one."
             )

@@ -152,9 +152,10 @@ trials = Table(
     Column("epoch", Integer, nullable=False),
     Column("suspects", Text, nullable=False),  # JSON: groups of record ids, the one on trial first
     Column("everyone", Integer, nullable=False),  # 1: all others of the shard run in groups as well
-    Column("running", Integer, nullable=False),  # 1: the first group was about to go into the engine
+    Column("running", Integer, nullable=False),  # 1: the first group is in the engine; 2: and its worker has died
+    Column("losses", Integer, nullable=False),  # workers lost with a single record, and not heard of since
     Column("at", Float, nullable=False),
-    CheckConstraint("running IN (0, 1) AND everyone IN (0, 1)", name="a_trial_runs_or_waits"),
+    CheckConstraint("running IN (0, 1, 2) AND everyone IN (0, 1) AND losses >= 0", name="a_trial_runs_or_waits"),
 )
 
 # Dead letters that an operator has put back, class by class; `failures.retry` points here.

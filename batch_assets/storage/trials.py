@@ -17,6 +17,8 @@ from batch_assets.storage.fencing import hold
 from batch_assets.storage.tables import shards, trials
 from batch_assets.storage.upsert import insert_or_replace
 
+DIED = 2  # in `running`: the process of the worker that had the group in its engine is gone
+
 
 class Trials:
     """Suspects by shard."""
@@ -26,24 +28,26 @@ class Trials:
 
     def of(self, lease: Lease) -> ShardTrial:
         """The shard's suspects as the last worker left them."""
-        query = sa.select(trials.c.suspects, trials.c.everyone, trials.c.running).where(
-            trials.c.job_version == lease.job_version, trials.c.shard == lease.shard
-        )
+        query = sa.select(trials.c.suspects, trials.c.everyone, trials.c.running, trials.c.losses).where(*_of(lease))
         with self._database.read() as connection:
             row = connection.execute(query).first()
         if row is None:
             return ShardTrial()
         groups = tuple(map(tuple, json.loads(row.suspects)))
-        return ShardTrial(groups=groups, everyone=bool(row.everyone), running=bool(row.running))
+        return ShardTrial(
+            groups=groups,
+            everyone=bool(row.everyone),
+            running=row.running > 0,
+            died=row.running == DIED,
+            losses=row.losses,
+        )
 
     def save(self, lease: Lease, trial: ShardTrial) -> None:
         """Replace the shard's suspects. Raises Fenced, and changes nothing, when the lease is over."""
         with self._database.write("trial") as connection:
             hold(connection, lease)
             if not trial:
-                connection.execute(
-                    sa.delete(trials).where(trials.c.job_version == lease.job_version, trials.c.shard == lease.shard)
-                )
+                connection.execute(sa.delete(trials).where(*_of(lease)))
                 return
             if trial.running:
                 # Trying a group is a way of getting on: workers lost from here on are counted anew.
@@ -56,6 +60,19 @@ class Trials:
                 "suspects": json.dumps(trial.groups),
                 "everyone": int(trial.everyone),
                 "running": int(trial.running),
+                "losses": trial.losses,
                 "at": connection.scalar(sa.select(self._database.now())),
             }
             connection.execute(insert_or_replace(connection, trials, ("job_version", "shard")), row)
+
+    def seen_alive(self, lease: Lease) -> None:
+        """A worker that lost its lease with a single record on trial is alive: it was not the record's doing."""
+        with self._database.write("seen_alive") as connection:
+            ours = sa.update(trials).where(*_of(lease))
+            not_taken_up = ours.where(trials.c.epoch == lease.epoch, trials.c.running == 1).values(running=0)
+            if connection.execute(not_taken_up).rowcount == 0:
+                connection.execute(ours.where(trials.c.losses > 0).values(losses=trials.c.losses - 1))
+
+
+def _of(lease: Lease) -> tuple[sa.ColumnElement[bool], ...]:
+    return (trials.c.job_version == lease.job_version, trials.c.shard == lease.shard)

@@ -58,6 +58,7 @@ class Abandon:
     """The lease is over."""
 
     lease: Lease
+    on_trial: bool  # with a single record in the engine
 
 
 @dataclass(frozen=True)

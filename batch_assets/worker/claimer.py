@@ -20,6 +20,7 @@ from batch_assets.errors import Fenced, StoreError
 from batch_assets.storage.ledger import Ledger
 from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.identity import is_dead_local_owner
+from batch_assets.worker.orphans import EngineProcesses
 from batch_assets.worker.patience import Patience
 from batch_assets.worker.report import WorkerLimits
 
@@ -53,6 +54,7 @@ class Claimer:
     wanted: range
     limits: WorkerLimits
     heartbeat: Heartbeat
+    engine_processes: EngineProcesses
     _asked: threading.Event = field(default_factory=threading.Event, init=False)
     _wake: threading.Event = field(default_factory=threading.Event, init=False)
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
@@ -147,7 +149,12 @@ class Claimer:
             )
 
         found = claim()
-        if found is None and leases.reclaim_dead(self.job_version, is_dead_local_owner, recoveries_max=recoveries_max):
+        if found is None and leases.reclaim_dead(
+            self.job_version,
+            is_dead_local_owner,
+            has_left=self.engine_processes.has_left,
+            recoveries_max=recoveries_max,
+        ):
             found = claim()
         return found
 
@@ -177,9 +184,11 @@ class Claimer:
             _log.info("The lease on shard %d runs out by itself.", lease.shard)
 
 
-def call_quietly(action: Callable[[], object]) -> None:
-    """Do something that may as well fail: the store is away, or the lease is over."""
+def call_quietly(action: Callable[[], object]) -> bool:
+    """Do something that may as well fail: the store is away, or the lease is over. Whether it was done."""
     try:
         action()
     except (StoreError, Fenced) as error:
         _log.info("%s", error)
+        return False
+    return True

@@ -80,10 +80,14 @@ class Committer:
         """No more outcomes of this shard will come: seal and complete it."""
         self._put(Finish(lease))
 
-    def abandon(self, lease: Lease) -> None:
-        """The lease is over: nothing more is written for it, except what was wasted."""
+    def abandon(self, lease: Lease, *, on_trial: bool) -> None:
+        """The lease is over: nothing more is written for it, except what was wasted.
+
+        `on_trial` says that a single record stood alone in the engine: the ledger hears that this worker is
+        alive, so that the record does not pay for a lease that was only lost.
+        """
         self._fenced.add((lease.shard, lease.epoch))
-        self._put(Abandon(lease))
+        self._put(Abandon(lease, on_trial))
 
     def waste(self, lease: Lease, cause: Cause, wasted: Wasted) -> None:
         """Count work that ended in nothing."""
@@ -179,7 +183,10 @@ class Committer:
         lease = item.lease
         key = (lease.shard, lease.epoch)
         buffer = self._buffers.setdefault(key, Buffer(lease))
-        if isinstance(item, WasteNote):
+        if isinstance(item, Abandon):
+            self._say_alive(item)
+            self._refuse(buffer, [])
+        elif isinstance(item, WasteNote):
             buffer.add_waste(item.cause, item.wasted)
         elif key in self._fenced:
             self._refuse(buffer, [item.outcome] if isinstance(item, Answered) else [])
@@ -189,6 +196,12 @@ class Committer:
                 self._guarded(buffer, lambda: self._flush(buffer))
         elif isinstance(item, Finish):
             self._guarded(buffer, lambda: self._complete(buffer))
+
+    def _say_alive(self, abandoned: Abandon) -> None:
+        with contextlib.suppress(StoreError):
+            # Distrusted, but not taken by anybody yet: it can still be handed back in good order.
+            if not self._ledger.leases.release(abandoned.lease) and abandoned.on_trial:
+                self._ledger.trials.seen_alive(abandoned.lease)
 
     def _flush_all(self) -> None:
         for buffer in list(self._buffers.values()):

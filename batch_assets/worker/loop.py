@@ -75,7 +75,13 @@ class Worker:
                 self._committer = threads.enter_context(self.committer_for(info))
                 self._suspicion = Suspicion(self._window, self.ledger.trials, self._committer, self._lose)
                 self._claimer = Claimer(
-                    self.ledger, self.version.id, self.owner, self.wanted, limits, heartbeat=self._heartbeat
+                    self.ledger,
+                    self.version.id,
+                    self.owner,
+                    self.wanted,
+                    limits,
+                    self._heartbeat,
+                    self.engine_processes,
                 )
                 try:
                     with self._claimer:
@@ -280,7 +286,7 @@ class Worker:
             return
         dropped = self._window.drop_shard(lease.shard)
         self.engine.abort([one.key for one in dropped])
-        self._committer.abandon(lease)
+        self._committer.abandon(lease, on_trial=shard.trial.running and len(shard.trial.groups[0]) == 1)
         self._committer.waste(lease, Cause.LOST_LEASE, tokens_of(dropped))
         self.report.leases_lost += 1
         self.report.records_aborted += len(dropped)
@@ -289,11 +295,13 @@ class Worker:
     def _release(self, shard: OpenShard) -> None:
         """Hand a shard back; with what stood in the way, if anything did."""
         del self._open[shard.lease.shard]
-        call_quietly(
+        released = call_quietly(
             lambda: self.ledger.leases.release(
                 shard.lease, trouble=shard.trouble, recoveries_max=self.limits.recoveries_max
             )
         )
+        if not released:
+            self.engine_processes.leave(self.owner)  # the lease runs out; whoever comes next here knows why
 
     # --- interruptions -------------------------------------------------------------------------
 
@@ -354,7 +362,9 @@ class Worker:
         for shard in list(self._open.values()):
             self._heartbeat.drop(shard.lease)
             if store_is_there:
-                self._release(shard)  # else the leases run out by themselves
+                self._release(shard)
+        if not store_is_there:
+            self.engine_processes.leave(self.owner)
         for lease in self._claimer.leftovers():
             self._heartbeat.drop(lease)
             if store_is_there:

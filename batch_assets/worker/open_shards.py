@@ -32,6 +32,7 @@ class OpenShard:
     exhausted: bool = False
     finishing: bool = False
     trial: ShardTrial = field(default_factory=ShardTrial)  # as it stands in the ledger
+    lost_alone: tuple[str, int] | None = None  # a single suspect, and how many workers were lost with it
     trouble: str | None = None  # why this worker cannot finish it
 
     @property
@@ -83,19 +84,23 @@ class Opening:
 def open_shard(claimed: Claimed, preparer: RecordPreparer) -> Opening:
     """Take a shard up where the last worker has left it."""
     lease, failed = claimed.lease, dict(claimed.failed)
-    trial, culprit = take_up(claimed.trial, claimed.settled)
+    taken = take_up(claimed.trial, claimed.settled)
+    trial, culprit, groups = taken.trial, taken.culprit, taken.trial.groups
     failures: list[Failure] = []
-    groups = trial.groups
     if culprit is not None:
-        charge = Failure(
-            record_id=culprit,
-            attempt=failed.get(culprit, 0) + 1,
-            reason=Reason.ENGINE_KILLER,
-            error=f"alone in the engine when the worker ended without notice (before epoch {lease.epoch})",
-        )
-        failures.append(charge)
-        failed[culprit] = charge.attempt
-        if charge.attempt < ATTEMPTS_MAX:
+        used = failed.get(culprit, 0)
+        known = "when the worker died" if claimed.trial.died else "in all of the workers that were last lost with it"
+        failures = [
+            Failure(
+                record_id=culprit,
+                attempt=attempt,
+                reason=Reason.ENGINE_KILLER,
+                error=f"alone in the engine {known} (before epoch {lease.epoch})",
+            )
+            for attempt in range(used + 1, min(used + taken.attempts, ATTEMPTS_MAX) + 1)
+        ]
+        failed[culprit] = failures[-1].attempt
+        if not failures[-1].is_final:
             groups = ((culprit,), *groups)
     named = {one for group in groups for one in group}
     gone = claimed.settled | {one.record_id for one in failures if one.is_final}
@@ -106,6 +111,7 @@ def open_shard(claimed: Claimed, preparer: RecordPreparer) -> Opening:
         unfinished=lease.records - len(claimed.settled),
         everyone=trial.everyone or lease.recoveries >= SUSPECT_AFTER_RECOVERIES,
         seen=set(named),
+        lost_alone=(trial.groups[0][0], trial.losses) if trial.losses else None,
     )
     prepared: dict[str, Prepared] = {}
     if named:

@@ -35,6 +35,7 @@ class EngineProcesses:
     def note(self, owner: str, pids: tuple[int, ...]) -> None:
         """Remember the processes of this worker's engine."""
         file = self._file(owner)
+        file.with_suffix(".left").unlink(missing_ok=True)
         if not pids:
             file.unlink(missing_ok=True)
             return
@@ -49,6 +50,16 @@ class EngineProcesses:
     def forget(self, owner: str) -> None:
         """The engine was shut down."""
         self._file(owner).unlink(missing_ok=True)
+
+    def leave(self, owner: str) -> None:
+        """This worker ends in good order, and could not tell the ledger so."""
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file(owner).with_suffix(".left").touch()
+
+    def has_left(self, owner: str) -> bool:
+        """Whether this owner has ended in good order."""
+        return self._file(owner).with_suffix(".left").exists()
 
     def end_orphans(self) -> list[str]:
         """End what dead workers have left behind; returns a line for each process, for people to read."""

@@ -57,7 +57,14 @@ class Suspicion:
     def save_shard(self, shard: OpenShard, *, known: ShardTrial, running: bool = False) -> None:
         """Write a shard's suspects, if they are not what is `known` already."""
         everyone = shard.everyone and not shard.is_done
-        trial = ShardTrial(groups=self.window.groups_of(shard.lease.shard), everyone=everyone, running=running)
+        groups = self.window.groups_of(shard.lease.shard)
+        alone, losses = shard.lost_alone or ("", 0)
+        trial = ShardTrial(
+            groups=groups,
+            everyone=everyone,
+            running=running,
+            losses=losses if groups and groups[0] == (alone,) else 0,
+        )
         if trial == known:
             return
         try:

@@ -158,8 +158,9 @@ def _tables() -> list[Table]:
         Column("suspects", Text, nullable=False),
         _count("everyone"),
         _count("running"),
+        _count("losses"),
         Column("at", Float, nullable=False),
-        CheckConstraint("running IN (0, 1) AND everyone IN (0, 1)", name="a_trial_runs_or_waits"),
+        CheckConstraint("running IN (0, 1, 2) AND everyone IN (0, 1) AND losses >= 0", name="a_trial_runs_or_waits"),
     )
     Table(
         "retries",
@@ -229,21 +230,31 @@ def _tables() -> list[Table]:
     return list(metadata.sorted_tables)
 
 
-# (name, table, the event, when it is refused). A refusal names the trigger, as a constraint does.
+# (name, event, table, when it is refused). A refusal names the trigger, as a constraint does.
 _ILLEGAL_MOVE = """OLD.state <> NEW.state AND (OLD.state || '>' || NEW.state) NOT IN (
     'pending>leased', 'leased>pending', 'leased>completed', 'leased>needs_operator', 'needs_operator>pending',
     'pending>cancelled', 'leased>cancelled', 'needs_operator>cancelled', 'completed>pending')"""
-_ILLEGAL_EPOCH = """NEW.epoch < OLD.epoch
-    OR (NEW.state = 'leased' AND NEW.epoch <> OLD.epoch + 1 AND (OLD.state <> 'leased' OR OLD.owner <> NEW.owner))
-    OR (NEW.state <> 'leased' AND NEW.epoch <> OLD.epoch)"""
+# A claim takes a pending shard and gives it the next epoch; whoever has it keeps it until it is pending again.
+_ILLEGAL_EPOCH = """(NEW.state = 'leased' AND OLD.state = 'pending' AND NEW.epoch <> OLD.epoch + 1)
+    OR (NOT (NEW.state = 'leased' AND OLD.state = 'pending') AND NEW.epoch <> OLD.epoch)
+    OR (NEW.state = 'leased' AND OLD.state = 'leased'
+        AND (NEW.owner <> OLD.owner OR COALESCE(NEW.claim_id, '') <> COALESCE(OLD.claim_id, '')))"""
 _TERMINAL_CHANGE = """OLD.state = 'cancelled'
     OR (OLD.state = 'completed' AND NOT (NEW.state = 'pending' AND NEW.reopened = OLD.reopened + 1))"""
+_OTHER_RECORDS = """NEW.records <> OLD.records OR NEW.shard <> OLD.shard OR NEW.job_version <> OLD.job_version
+    OR (NEW.reopened <> OLD.reopened AND OLD.state <> 'completed')"""
+_NOT_WHOLE = """NEW.state = 'completed' AND OLD.state <> 'completed' AND NEW.records <> (
+    SELECT count(*) FROM outcomes WHERE outcomes.job_version = NEW.job_version AND outcomes.shard = NEW.shard)"""
 _TRIGGERS = (
-    ("shards_make_legal_moves_only", "shards", _ILLEGAL_MOVE),
-    ("every_claim_has_its_own_epoch", "shards", _ILLEGAL_EPOCH),
-    ("terminal_shards_never_change", "shards", _TERMINAL_CHANGE),
-    ("outcomes_never_change", "outcomes", "1 = 1"),
+    ("shards_make_legal_moves_only", "UPDATE", "shards", _ILLEGAL_MOVE),
+    ("every_claim_has_its_own_epoch", "UPDATE", "shards", _ILLEGAL_EPOCH),
+    ("terminal_shards_never_change", "UPDATE", "shards", _TERMINAL_CHANGE),
+    ("shards_keep_their_records", "UPDATE", "shards", _OTHER_RECORDS),
+    ("completed_shards_have_their_rows", "UPDATE", "shards", _NOT_WHOLE),
+    ("shards_begin_pending", "INSERT", "shards", "NEW.state <> 'pending' OR NEW.epoch <> 0"),
+    ("outcomes_never_change", "UPDATE", "outcomes", "1 = 1"),
 )
+
 # Ids that are spelled otherwise as keys, see `storage/record_keys.py`.
 _ODD_KEY = "length(CAST(record_id AS BLOB)) > 1000 OR instr(record_id, char(0)) OR instr(record_id, char(1))"
 
@@ -259,8 +270,8 @@ def upgrade() -> None:
         table.create(connection)
         if table.name in old:
             _take_over(connection, table)
-    for name, table_name, condition in _TRIGGERS:
-        _create_trigger(connection, name, table_name, condition)
+    for name, event, table_name, condition in _TRIGGERS:
+        _create_trigger(connection, name, event, table_name, condition)
 
 
 def _set_aside(connection: sa.Connection, old: set[str], tables: list[Table]) -> None:
@@ -290,18 +301,17 @@ def _take_over(connection: sa.Connection, table: Table) -> None:
         op.execute("UPDATE shards SET claimed_outcomes = results + dead_letters")
 
 
-def _create_trigger(connection: sa.Connection, name: str, table: str, condition: str) -> None:
+def _create_trigger(connection: sa.Connection, name: str, event: str, table: str, condition: str) -> None:
     if connection.dialect.name == "sqlite":
         op.execute(
-            f"CREATE TRIGGER {name} BEFORE UPDATE ON {table} WHEN {condition} "
+            f"CREATE TRIGGER {name} BEFORE {event} ON {table} WHEN {condition} "
             f"BEGIN SELECT RAISE(ABORT, 'constraint {name}'); END"
         )
         return
+    # The condition stands in the function: PostgreSQL's WHEN may not look into other tables.
     op.execute(
-        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF {condition} THEN "
         f"RAISE EXCEPTION 'constraint {name}' USING ERRCODE = 'check_violation', CONSTRAINT = '{name}', "
-        f"TABLE = '{table}'; END $$"
+        f"TABLE = '{table}'; END IF; RETURN NEW; END $$"
     )
-    op.execute(
-        f"CREATE TRIGGER {name} BEFORE UPDATE ON {table} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION {name}()"
-    )
+    op.execute(f"CREATE TRIGGER {name} BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}()")
