@@ -198,9 +198,8 @@ class Committer:
             self._guarded(buffer, lambda: self._complete(buffer))
 
     def _say_alive(self, abandoned: Abandon) -> None:
-        with contextlib.suppress(StoreError):
-            # Distrusted, but not taken by anybody yet: it can still be handed back in good order.
-            if not self._ledger.leases.release(abandoned.lease) and abandoned.on_trial:
+        if abandoned.on_trial:
+            with contextlib.suppress(StoreError):
                 self._ledger.trials.seen_alive(abandoned.lease)
 
     def _flush_all(self) -> None:
