@@ -55,6 +55,7 @@ class Claimer:
     limits: WorkerLimits
     heartbeat: Heartbeat
     engine_processes: EngineProcesses
+    news: threading.Event  # set when there is an answer
     _asked: threading.Event = field(default_factory=threading.Event, init=False)
     _wake: threading.Event = field(default_factory=threading.Event, init=False)
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
@@ -80,10 +81,10 @@ class Claimer:
         """Something has changed: do not sit out the pause."""
         self._wake.set()
 
-    def answer(self, wait_s: float = 0.0) -> Claimed | NothingLeft | None:
+    def answer(self) -> Claimed | NothingLeft | None:
         """What came of it, if it has come. Raises what stopped the thread."""
         try:
-            found = self._found.get(timeout=wait_s) if wait_s else self._found.get_nowait()
+            found = self._found.get_nowait()
         except queue.Empty:
             return None
         if isinstance(found, Exception):
@@ -111,8 +112,10 @@ class Claimer:
                 if found is not None:
                     self._asked.clear()
                     self._found.put(found)
+                    self.news.set()
         except Exception as error:  # handed to the worker's thread
             self._found.put(error)
+            self.news.set()
 
     def _claim(self) -> Claimed | NothingLeft | None:
         """Claim until there is an answer; None when the worker is ending."""

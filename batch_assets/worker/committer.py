@@ -59,6 +59,7 @@ class Committer:
         self._fenced: set[tuple[int, int]] = set()
         self._failure: BaseException | None = None
         self._given_up = threading.Event()
+        self.news = threading.Event()  # something has happened that the worker's loop may be waiting for
         self.totals = CommitTotals()
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
 
@@ -130,19 +131,14 @@ class Committer:
         """The thread has stopped with an error."""
         return self._failure is not None
 
-    def events(self, wait_s: float = 0.0) -> list[Event]:
-        """What happened since the last call; waits for the first if asked to.
-
-        Raises what stopped the thread, if anything did.
-        """
+    def events(self) -> list[Event]:
+        """What happened since the last call. Raises what stopped the thread, if anything did."""
         self.check()
         found: list[Event] = []
-        try:
-            found.append(self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait())
+        with contextlib.suppress(queue.Empty):
             while True:
                 found.append(self._events.get_nowait())
-        except queue.Empty:
-            return found
+        return found
 
     def check(self) -> None:
         """Raise the error that stopped the thread."""
@@ -174,6 +170,7 @@ class Committer:
                 self._handle(item)
         except BaseException as error:  # handed to the worker's thread, which must not go on without us
             self._failure = error
+            self.news.set()
 
     def _handle(self, item: Item) -> None:
         if isinstance(item, FlushAll):
@@ -225,9 +222,9 @@ class Committer:
         except Fenced as refusal:
             self._fenced.add((lease.shard, lease.epoch))
             self._refuse(buffer, ())
-            self._events.put(ShardFenced(lease=lease, reason=str(refusal)))
+            self._tell(ShardFenced(lease=lease, reason=str(refusal)))
         except ShardTrouble as trouble:
-            self._events.put(ShardFailed(lease=lease, reason=str(trouble)))
+            self._tell(ShardFailed(lease=lease, reason=str(trouble)))
 
     def _refuse(self, buffer: Buffer, more: Sequence[Result | Failure]) -> None:
         """Answers that came too late, or whose lease is over: waste."""
@@ -259,6 +256,10 @@ class Committer:
             self._ledger.waste.record(buffer.lease, buffer.waste)
             buffer.waste_changed = False
 
+    def _tell(self, event: Event) -> None:
+        self._events.put(event)
+        self.news.set()
+
     def _patiently(self, what: str, buffer: Buffer, action: Callable[[], T]) -> T | None:
         """Wait for a store that is away; None when the worker, or the lease, has no time left."""
         key = (buffer.lease.shard, buffer.lease.epoch)
@@ -275,7 +276,7 @@ class Committer:
         lease = buffer.lease
         sealed = self._patiently("sealing", buffer, lambda: self._seal_and_complete(lease))
         if sealed is not None:
-            self._events.put(ShardSealed(lease=lease, sealed=sealed, dead_letters=lease.records - sealed.rows))
+            self._tell(ShardSealed(lease=lease, sealed=sealed, dead_letters=lease.records - sealed.rows))
 
     def _seal_and_complete(self, lease: Lease) -> SealedFile:
         results = self._ledger.outcomes.results_of_shard(lease.job_version, lease.shard)

@@ -82,6 +82,7 @@ class Worker:
                     limits,
                     self._heartbeat,
                     self.engine_processes,
+                    self._committer.news,
                 )
                 try:
                     with self._claimer:
@@ -112,10 +113,14 @@ class Worker:
                 admitted = 1
                 self._restart_engine(str(death))
             self._finish_shards()
-            # With nothing in the engine and nothing to put in, what is left is others' work.
-            idle = not admitted and not len(self._window)
-            self._handle_events(wait_s=POLL_S if idle and self._open else 0.0)
-            if self._take_claim(wait_s=POLL_S if idle and not self._open else 0.0) and not self._open:
+            if not self._open:
+                self._claimer.ask()
+            if not admitted and not len(self._window):
+                # With nothing in the engine and nothing to put in, what is left is the other threads' work.
+                self._committer.news.wait(POLL_S)
+                self._committer.news.clear()
+            self._handle_events()
+            if self._take_claim() and not self._open:
                 return
 
     # --- feeding -------------------------------------------------------------------------------
@@ -157,11 +162,9 @@ class Worker:
                     batch.append(item)
         return batch
 
-    def _take_claim(self, *, wait_s: float = 0.0) -> bool:
+    def _take_claim(self) -> bool:
         """Open the shard that was asked for, if it has come; True when there is none left to ask for."""
-        if wait_s:
-            self._claimer.ask()
-        found = self._claimer.answer(wait_s)
+        found = self._claimer.answer()
         if isinstance(found, NothingLeft):
             return True
         if found is not None and self._heartbeat.holds(found.lease):
@@ -254,8 +257,8 @@ class Worker:
                 shard.finishing = True
                 self._committer.finish(shard.lease)
 
-    def _handle_events(self, *, wait_s: float = 0.0) -> None:
-        for event in self._committer.events(wait_s):
+    def _handle_events(self) -> None:
+        for event in self._committer.events():
             shard = self._open.get(event.lease.shard)
             self._heartbeat.drop(event.lease)
             if isinstance(event, ShardSealed):
