@@ -467,3 +467,37 @@ def test_leases_outlive_the_process_that_hands_them_out(ledger_url: str) -> None
         again.outcomes.put(Put(lease=lease, results=[result(str(lease.shard))], engine="e"))
     assert again.progress.of(under.version.id).results == 40
     again.close()
+
+
+def test_a_worker_that_is_heard_of_again_clears_the_record_on_trial(ledger: LedgerUnderTest) -> None:
+    """Before anybody has taken the shard over, nothing is counted; afterwards the loss is taken back."""
+    trials = ledger.ledger.trials
+    first = ledger.claim("w1")
+    alone = ShardTrial(groups=(("0",),), running=True)
+    trials.save(first, alone)
+    ledger.clock.now += LEASE_S + 1
+    trials.seen_alive(first)
+    second = ledger.claim("w2")
+    assert trials.of(second) == ShardTrial(groups=(("0",),))
+    trials.save(second, ShardTrial(groups=(("0",),), running=True, losses=1))
+    trials.seen_alive(first)
+    assert trials.of(second).losses == 0
+    trials.seen_alive(first)
+    assert trials.of(second) == ShardTrial(groups=(("0",),), running=True)
+
+
+def test_only_a_death_that_is_known_is_told_as_one(ledger: LedgerUnderTest) -> None:
+    """A dead process, one that left in good order, and one that is only silent are three different things."""
+    trials, leases = ledger.ledger.trials, ledger.ledger.leases
+    alone = ShardTrial(groups=(("0",),), running=True)
+    for owner, has_left, expected in (("dead", False, "died"), ("left", True, "waits"), ("silent", False, "running")):
+        lease = ledger.claim(owner, wanted=range(1))
+        trials.save(lease, alone)
+        if owner == "silent":
+            ledger.clock.now += LEASE_S + 1
+        else:
+            leases.reclaim_dead(ledger.version.id, lambda _owner: True, has_left=lambda _owner, left=has_left: left)
+        heir = ledger.claim("heir", wanted=range(1))
+        found = trials.of(heir)
+        assert ("died" if found.died else "running" if found.running else "waits") == expected
+        leases.release(heir)

@@ -69,7 +69,11 @@ class Trials:
         """A worker that lost its lease with a single record on trial is alive: it was not the record's doing."""
         with self._database.write("seen_alive") as connection:
             ours = sa.update(trials).where(*_of(lease))
-            not_taken_up = ours.where(trials.c.epoch == lease.epoch, trials.c.running == 1).values(running=0)
+            # While nobody has claimed the shard since, what was written of the trial is still this worker's.
+            epoch = sa.select(shards.c.epoch).where(
+                shards.c.job_version == lease.job_version, shards.c.shard == lease.shard
+            )
+            not_taken_up = ours.where(epoch.scalar_subquery() == lease.epoch, trials.c.running == 1).values(running=0)
             if connection.execute(not_taken_up).rowcount == 0:
                 connection.execute(ours.where(trials.c.losses > 0).values(losses=trials.c.losses - 1))
 
