@@ -51,7 +51,7 @@ def _charges_the_interrupted(patch: pytest.MonkeyPatch) -> None:
                 done = sa.select(sa.func.count()).select_from(outcomes.outcomes)
                 count = connection.scalar(done.where(outcomes.outcomes.c.shard == lease.shard)) or 0
             first = lease.shard * lease.records + count
-            return ShardTrial(groups=((f"R-{first:05d}",),), running=True)
+            return ShardTrial(groups=((f"R-{first:05d}",),), running=True, died=True)
         return real(self, lease)
 
     patch.setattr(trials.Trials, "of", of)
