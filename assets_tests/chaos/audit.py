@@ -59,7 +59,7 @@ _TRIGGERS = (
             f"trial_{event.lower()}",
             f"{event} ON trials",
             "NEW.epoch >= 0",
-            "'trial', NEW.shard, NEW.epoch, CASE WHEN NEW.running = 1 THEN 'running' ELSE 'waiting' END, NULL, "
+            "'trial', NEW.shard, NEW.epoch, CASE WHEN NEW.running > 0 THEN 'running' ELSE 'waiting' END, NULL, "
             "NEW.suspects, " + _NOW.format(row="NEW"),
         )
         for event in ("INSERT", "UPDATE")
@@ -147,8 +147,8 @@ def written_out_of_turn(log: Sequence[Entry]) -> list[str]:
             epochs[one.shard] = one.epoch, one.owner
         elif one.what in ("undone", "rewritten"):
             wrong.append(f"an outcome was {one.what}: {one}")
-        elif (one.what, one.state, one.at_state) == ("trial", "waiting", "pending") and one.epoch <= epoch:
-            continue  # a worker that leaves with notice says that nobody is on trial
+        elif (one.what, one.at_state) == ("trial", "pending") and one.epoch <= epoch:
+            continue  # with the end of a lease: whether its worker has left with notice, or is known to have died
         elif (one.epoch, one.at_epoch) != (epoch, epoch) or one.at_state != "leased" or owner is None:
             wrong.append(f"written at epoch {epoch} (owner {owner}): {one}")
         elif one.what != "trial" and (one.owner, one.at_owner) != (owner, owner):

@@ -161,7 +161,7 @@ class Checks:
                 continue
             if row.reason != "engine_killer":
                 yield f"{told} ({row.error}); it does {does or 'nothing wrong'}"
-            elif "when the worker ended" in row.error:
+            elif "when the worker died" in row.error or "last lost with it" in row.error:
                 if not self.stood_alone(row):
                     yield f"{told} ({row.error}), but it was not alone on trial under a lease that was lost"
             else:
