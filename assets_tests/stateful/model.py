@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from batch_assets.core.leases import SHARD_STATES
@@ -118,7 +118,7 @@ class Model:
             if len(shard.outcomes) > shard.done_at_claim:
                 shard.recoveries = 0
         if shard.trial is not None:
-            shard.trial = ShardTrial(groups=shard.trial.groups, everyone=shard.trial.everyone)
+            shard.trial = replace(shard.trial, running=False, died=False)
         return True
 
     def complete(self, claim: Claim, rows: int, sha256: str) -> None:
@@ -136,6 +136,8 @@ class Model:
         lost = [one for one in self.shards if one.holder is not None and one.holder.owner in dead]
         for shard in lost:
             self._lose(shard)
+            if shard.trial is not None and shard.trial.running:
+                shard.trial = replace(shard.trial, died=True)  # known to be dead, not only silent
         return len(lost)
 
     # --- outcomes
@@ -193,8 +195,8 @@ class Model:
         return {state: states[state] for state in SHARD_STATES if state in states}
 
     def retry(self, reason: str) -> Retried:
-        if self.published:
-            raise GateError("published")
+        if self.was_published:
+            raise GateError("published, now or once")
         if self.cancelled or self.retired:
             raise VersionError("for good")
         dead = {number: _dead(shard, reason) for number, shard in enumerate(self.shards)}
@@ -204,6 +206,8 @@ class Model:
         self.retries.append((reason, sum(map(len, dead.values()))))
         for number, ids in dead.items():
             shard = self.shards[number]
+            if shard.trial is not None:
+                shard.trial = replace(shard.trial, running=False, died=False)
             for record in ids:
                 del shard.outcomes[record]
             shard.failures = {
@@ -218,11 +222,12 @@ class Model:
     def publish(self) -> None:
         if any(shard.state != "completed" for shard in self.shards):
             raise GateError("open shards")
-        self.published = True
+        self.published = self.was_published = True
 
     def withdraw(self) -> None:
         """Readers see another version again."""
         self.published = False
+        self.was_published = False
 
     def retire(self) -> bool:
         if self.published or any(shard.state in OPEN for shard in self.shards):
