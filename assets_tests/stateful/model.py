@@ -79,7 +79,7 @@ class Model:
         self.now = 0.0
         self.retries: list[tuple[str, int]] = []
         self.flushed: Counter[str] = Counter()
-        self.cancelled = self.retired = self.published = False
+        self.cancelled = self.retired = self.published = self.was_published = False
 
     # --- leases
 
@@ -227,7 +227,6 @@ class Model:
     def withdraw(self) -> None:
         """Readers see another version again."""
         self.published = False
-        self.was_published = False
 
     def retire(self) -> bool:
         if self.published or any(shard.state in OPEN for shard in self.shards):
