@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARD_STATES = ("pending", "leased", "completed", "needs_operator", "cancelled")
-TERMINAL_STATES = ("completed", "cancelled")
 
 # Every move there is. The database refuses all others by itself (`storage/migrations`), and a test
 # compares the two. `completed` is left in one way only: an operator puts dead letters back.

@@ -359,8 +359,15 @@ class Worker:
 
     def _hand_back(self) -> None:
         """Store what is buffered, then release what is still held: nobody waits for an expiry."""
-        store_is_there = not self._committer.failed and self._committer.flush(self.limits.drain_s)
-        if store_is_there:
+        store_is_there = True
+        try:
+            if not self._committer.failed:  # else what it had in hand is done again; the ledger may be well
+                store_is_there = self._committer.flush(self.limits.drain_s)
+        finally:
+            self._release_all(store_is_there=store_is_there)
+
+    def _release_all(self, *, store_is_there: bool) -> None:
+        if store_is_there and not self._committer.failed:
             call_quietly(self._handle_events)  # a shard that was sealed meanwhile is reported, however we leave
         for shard in list(self._open.values()):
             self._heartbeat.drop(shard.lease)
