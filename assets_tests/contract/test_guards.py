@@ -291,7 +291,7 @@ def live_a_life(under: LedgerUnderTest) -> None:
                     who="me", verdicts={})
     )  # fmt: skip
     doing.cancel(other.id)
-    doing.retire(other.id)
+    doing.retire(other.id, forget=True)
     doing.forget(other.id)
 
 

@@ -225,7 +225,7 @@ def test_no_retry_where_it_would_change_what_is_settled(ledger: LedgerUnderTest,
     if state == "published":
         ledger.ledger.publications.move(publication(ledger.version.id))
     if state == "retired":
-        ledger.ledger.interventions.retire(ledger.version.id)
+        ledger.ledger.interventions.retire(ledger.version.id, forget=True)
     before = everything(ledger)
     with pytest.raises((GateError, VersionError), match=r"published|cancelled|retired"):
         ledger.ledger.interventions.retry_dead_letters(ledger.version.id, "invalid_output", who="me")
@@ -308,8 +308,8 @@ def test_retiring_drops_the_rows_and_keeps_the_shard_table(ledger: LedgerUnderTe
     on_postgresql = ledger.ledger.database.is_postgresql
     assert not on_postgresql or partitions(ledger) == 4
     table = rows_of(ledger, shards)
-    assert ledger.ledger.interventions.retire(ledger.version.id)
-    assert not ledger.ledger.interventions.retire(ledger.version.id)
+    assert ledger.ledger.interventions.retire(ledger.version.id, forget=True)
+    assert not ledger.ledger.interventions.retire(ledger.version.id, forget=True)
     assert rows_of(ledger, outcomes) == rows_of(ledger, failures) == []
     assert not on_postgresql or partitions(ledger) == 2
     assert rows_of(ledger, shards) == table
@@ -321,9 +321,9 @@ def test_a_retirement_cut_short_is_finished_by_the_next(ledger: LedgerUnderTest)
     """Marked as retired, but its rows still there: retiring again removes them."""
     finish(ledger)
     with losing(f"retire.{AFTER}"), pytest.raises(StoreError):
-        ledger.ledger.interventions.retire(ledger.version.id)
+        ledger.ledger.interventions.retire(ledger.version.id, forget=True)
     assert rows_of(ledger, outcomes)
-    ledger.ledger.interventions.retire(ledger.version.id)
+    ledger.ledger.interventions.retire(ledger.version.id, forget=True)
     assert rows_of(ledger, outcomes) == []
 
 
@@ -335,7 +335,7 @@ def test_what_is_in_use_is_not_retired(ledger: LedgerUnderTest, state: str) -> N
         ledger.ledger.publications.move(publication(ledger.version.id))
     before = everything(ledger)
     with pytest.raises(GateError):
-        ledger.ledger.interventions.retire(ledger.version.id)
+        ledger.ledger.interventions.retire(ledger.version.id, forget=True)
     assert everything(ledger) == before
 
 
@@ -350,7 +350,7 @@ def test_the_slowest_writer_after_the_rows_are_gone(ledger: LedgerUnderTest, end
         finish(ledger)
     else:
         ledger.ledger.interventions.cancel(ledger.version.id)
-    ledger.ledger.interventions.retire(ledger.version.id)
+    ledger.ledger.interventions.retire(ledger.version.id, forget=True)
     before = everything(ledger)
     with pytest.raises(Fenced):
         ledger.ledger.outcomes.put(put)
@@ -366,9 +366,9 @@ def test_a_forgotten_version_can_be_pinned_and_planned_anew(ledger: LedgerUnderT
     finish(ledger, "1")
     if cut_short:
         with losing(f"retire.{AFTER}"), pytest.raises(StoreError):
-            ledger.ledger.interventions.retire(ledger.version.id)
+            ledger.ledger.interventions.retire(ledger.version.id, forget=True)
     else:
-        ledger.ledger.interventions.retire(ledger.version.id)
+        ledger.ledger.interventions.retire(ledger.version.id, forget=True)
     for _ in range(2):
         ledger.ledger.interventions.forget(ledger.version.id)
     assert not any(everything(ledger).values())
@@ -387,10 +387,22 @@ def test_what_readers_have_seen_is_never_forgotten(ledger: LedgerUnderTest) -> N
     finish(ledger)
     ledger.ledger.publications.move(publication(ledger.version.id))
     ledger.ledger.publications.move(publication("v2", before=ledger.version.id, publication_id="q"))
+    with pytest.raises(GateError, match="can be rolled back to"):
+        ledger.ledger.interventions.retire(ledger.version.id, forget=True)
     ledger.ledger.interventions.retire(ledger.version.id)
-    assert ledger.ledger.interventions.was_published(ledger.version.id)
     ledger.ledger.interventions.forget(ledger.version.id)
     assert rows_of(ledger, versions)
+
+
+def test_results_that_nobody_has_published_are_not_retired_by_the_way(ledger: LedgerUnderTest) -> None:
+    """A complete version goes only when it is said to go altogether; from then on it is not published."""
+    finish(ledger)
+    with pytest.raises(GateError, match="never published"):
+        ledger.ledger.interventions.retire(ledger.version.id)
+    assert ledger.ledger.interventions.retire(ledger.version.id, forget=True)
+    with pytest.raises(GateError, match="retired"):
+        ledger.ledger.publications.move(publication(ledger.version.id))
+    assert ledger.ledger.publications.current("tickets") is None
 
 
 # --- terminal states -----------------------------------------------------------------------------

@@ -142,12 +142,12 @@ def say_move(scene: Scene) -> Callable[[], Any]:
 
 def say_retire(scene: Scene) -> Callable[[], Any]:
     finish(scene)
-    return lambda: scene.ledger.interventions.retire(scene.id)
+    return lambda: scene.ledger.interventions.retire(scene.id, forget=True)
 
 
 def say_forget(scene: Scene) -> Callable[[], Any]:
     finish(scene)
-    scene.ledger.interventions.retire(scene.id)
+    scene.ledger.interventions.retire(scene.id, forget=True)
     return lambda: scene.ledger.interventions.forget(scene.id)
 
 

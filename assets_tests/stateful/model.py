@@ -220,8 +220,8 @@ class Model:
         return Retried(retry=len(self.retries), records=self.retries[-1][1], shards=len(dead))
 
     def publish(self) -> None:
-        if any(shard.state != "completed" for shard in self.shards):
-            raise GateError("open shards")
+        if self.retired or any(shard.state != "completed" for shard in self.shards):
+            raise GateError("retired, or open shards")
         self.published = self.was_published = True
 
     def withdraw(self) -> None:

@@ -211,7 +211,7 @@ class LedgerMachine(RuleBasedStateMachine):
         elif what == "cancel" and sure and reason is Reason.TIMEOUT:  # seldom: nothing goes on afterwards
             self._both("cancel", partial(doing.cancel, self.id), model.cancel, lost)
         elif what == "retire" and sure:
-            self._both("retire", partial(doing.retire, self.id), model.retire, None)
+            self._both("retire", partial(doing.retire, self.id, forget=not model.was_published), model.retire, None)
 
     def _publish(self, publication_id: str) -> None:
         self.ledger.publications.move(

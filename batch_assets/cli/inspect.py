@@ -35,7 +35,7 @@ def print_status(state: dict[str, Any]) -> None:
         ("published", state["published"] or "nothing yet"),
         ("records", render.count(state["records"])),
         ("results", render.count(state["results"])),
-        ("dead letters", f"{render.count(state['dead_letters'])} ({render.reasons(state['dead_letters_by_reason'])})"),
+        ("dead letters", _dead_letters(state)),
         ("pending", render.count(state["pending"])),
         ("shards", shards),
         ("records/s", render.count(state["records_per_s"], 2)),
@@ -85,6 +85,11 @@ def versions_command(
             for one in listed
         ],
     )
+
+
+def _dead_letters(state: dict[str, Any]) -> str:
+    reasons = "the rows are retired" if state["retired"] else render.reasons(state["dead_letters_by_reason"])
+    return f"{render.count(state['dead_letters'])} ({reasons})"
 
 
 def _waste(by_cause: dict[str, dict[str, int]]) -> str:

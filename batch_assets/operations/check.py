@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from batch_assets.core.sql_text import parquet_rows, quote_text
 from batch_assets.core.verdicts import Verdict
 from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.intervene import refuse_retired
 from batch_assets.operations.publish import basis_digests, content_digest
 from batch_assets.operations.work import output_model
 from batch_assets.storage.plans import RegisteredVersion
@@ -42,8 +43,10 @@ def check(deployment: Deployment, registered: RegisteredVersion, only: Sequence[
     """Judge a version as it is now; all of the job's checks, or only the named ones.
 
     The verdicts are kept with a digest of the content that they speak of. A version that is not
-    complete can be judged too: coverage then fails and says what is missing.
+    complete can be judged too: coverage then fails and says what is missing. Raises VersionError for
+    one that is retired: what would be judged is gone.
     """
+    refuse_retired(registered)
     job = deployment.job(registered.job)
     names = job.required_checks if only is None else only
     content = content_digest(deployment, registered.job_version)

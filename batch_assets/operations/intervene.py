@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from batch_assets.core.leases import SHARD_STATES
 from batch_assets.core.outcomes import Reason
-from batch_assets.errors import GateError, InputError, VersionError
+from batch_assets.errors import InputError, VersionError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.storage.interventions import Retried
 from batch_assets.storage.plans import RegisteredVersion
@@ -73,18 +73,7 @@ def retire(deployment: Deployment, registered: RegisteredVersion, *, forget: boo
     forgotten.
     """
     ledger, job_version = deployment.ledger, registered.job_version
-    if forget and ledger.interventions.was_published(job_version):
-        raise GateError(
-            f"{job_version} was published once and can be rolled back to, so it is not forgotten. Without --forget its rows "
-            "are dropped and its files stay."
-        )
-    complete = ledger.progress.of(job_version).shards["completed"] == registered.shards
-    if complete and not forget and not ledger.interventions.was_published(job_version):
-        raise GateError(
-            f"{job_version} is complete and was never published; retired, it could not be checked any more. Publish it first, or "
-            "remove it with all its results: --forget."
-        )
-    changed = ledger.interventions.retire(job_version)
+    changed = ledger.interventions.retire(job_version, forget=forget)
     if not forget:
         return Retired(changed=changed, forgotten=False)
     for shard in ledger.progress.shards(job_version, state="completed"):

@@ -32,6 +32,7 @@ def status(deployment: Deployment, registered: RegisteredVersion) -> dict[str, A
         "waste": {cause: vars(total) for cause, total in deployment.ledger.waste.of(registered.job_version).items()},
         "workers": list(progress.workers),
         "cancelled": registered.cancelled,
+        "retired": registered.retired,
     }
 
 

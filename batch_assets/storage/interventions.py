@@ -164,31 +164,39 @@ class Interventions:
         )
         return removed
 
-    def retire(self, job_version: str) -> bool:
+    def retire(self, job_version: str, *, forget: bool = False) -> bool:
         """Drop a settled version's rows per record; False when that was done before.
 
         What was published stays readable and can be rolled back to: its sealed files and its shard
-        table are kept. Raises GateError while shards are open or readers see the version.
+        table are kept. `forget` says that the version is to go altogether: from here on it cannot be
+        published any more. Raises GateError while shards are open or readers see the version, when what
+        was published is to be forgotten, and when results that nobody has published would be.
         """
         with self._database.write("retire") as connection:
             row = _lock(connection, job_version)
             _refuse_published(connection, job_version, "retired")
+            was_published = _was_published(connection, job_version)
+            if forget and was_published:
+                raise GateError(
+                    f"{job_version} was published once and can be rolled back to, so it is not forgotten. Without --forget "
+                    "its rows are dropped and its files stay."
+                )
             states = _states(connection, job_version)
             open_shards = sum(states.get(state, 0) for state in ("pending", "leased", "needs_operator"))
             if open_shards or (row.planned_at is None and row.cancelled_at is None):
                 raise GateError(
                     f"{job_version} is not settled ({open_shards or 'all'} shards are open). Finish it, or cancel it first."
                 )
+            if set(states) == {"completed"} and not forget and not was_published:
+                raise GateError(
+                    f"{job_version} is complete and was never published; retired, it could not be published any more. "
+                    "Publish it first, or remove it with all its results: --forget."
+                )
             if row.retired_at is None:
                 retired = sa.update(versions).where(versions.c.job_version == job_version)
                 connection.execute(retired.values(retired_at=self._database.now()))
         drop_rows(self._database, job_version)
         return row.retired_at is None
-
-    def was_published(self, job_version: str) -> bool:
-        """Whether readers have ever seen the version."""
-        with self._database.read() as connection:
-            return _was_published(connection, job_version)
 
     def forget(self, job_version: str) -> None:
         """Remove a retired version that was never published, as if it had not been pinned."""

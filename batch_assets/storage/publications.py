@@ -52,19 +52,24 @@ class Publications:
         """Switch the pointer and write the history line, in one transaction.
 
         Raises PublicationConflict when the pointer does not show `from_version`, and GateError when the
-        version has shards that are not completed. A publication id that is in the history already has
+        version has shards that are not completed, or is retired. A publication id that is in the history already has
         happened, and is not repeated.
         """
         with self._database.write("publish") as connection:
             # Whoever puts dead letters back locks the same row: a version is reopened or published, never both.
-            connection.execute(
-                sa.select(versions.c.job_version)
+            retired_at = connection.scalar(
+                sa.select(versions.c.retired_at)
                 .where(versions.c.job_version == publication.to_version)
                 .with_for_update()
             )
             known = sa.select(publications.c.job).where(publications.c.publication_id == publication.publication_id)
             if connection.execute(known).first() is not None:
                 return  # after the lock: the first try may have been committing until now
+            if retired_at is not None and publication.kind == "publish":
+                raise GateError(
+                    f"{publication.to_version} was retired and is not published. If it was published before, "
+                    f"`batch-assets rollback {publication.job} --to {publication.to_version}` goes back to it."
+                )
             self._refuse_open_shards(connection, publication.to_version)
             if not self._swap(connection, publication):
                 found = connection.scalar(sa.select(pointers.c.job_version).where(pointers.c.job == publication.job))

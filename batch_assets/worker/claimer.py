@@ -181,10 +181,7 @@ class Claimer:
 
     def _hand_back(self, lease: Lease) -> None:
         self.heartbeat.drop(lease)
-        try:
-            self.ledger.leases.release(lease)
-        except (StoreError, Fenced):
-            _log.info("The lease on shard %d runs out by itself.", lease.shard)
+        call_quietly(lambda: self.ledger.leases.release(lease))  # else the lease runs out by itself
 
 
 def call_quietly(action: Callable[[], object]) -> bool:
