@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
+from assets_tests import workers
 from assets_tests.factories import PROMPT, make_job, record_id, requests_served, write_script
 from assets_tests.homes import Home
+from assets_tests.waiting import wait_for
+from batch_assets.core.leases import SHARD_STATES
 from batch_assets.worker.identity import pid_of
-
-MAIN = "import sys; from batch_assets.cli.main import main; sys.argv[0] = 'batch-assets'; main()"
 
 NESTED_SCHEMA = """\
 from datetime import date
@@ -51,19 +51,18 @@ class Output(BaseModel):
 
 
 def environment(home: Home) -> dict[str, str]:
-    settings = home.deployment.settings
-    return {
-        **os.environ,
-        "BATCH_ASSETS_HOME": str(settings.home),
-        "BATCH_ASSETS_JOBS": str(home.jobs),
-        "BATCH_ASSETS_EXECUTOR": "in_process",
-    }
+    """One process for the command and its steps: what is tested here is what it says."""
+    return {**workers.environment(home), "BATCH_ASSETS_EXECUTOR": "in_process"}
 
 
 def cli(home: Home, *arguments: str, expect: int = 0) -> str:
     """Run a command; returns its output, and its error text when it is expected to fail."""
     done = subprocess.run(
-        [sys.executable, "-c", MAIN, *arguments], env=environment(home), capture_output=True, text=True, check=False
+        [sys.executable, "-c", workers.CODE, *arguments],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == expect, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -195,13 +194,15 @@ def test_kill_9_of_a_run_costs_only_what_was_in_flight(home: Home, victim: str) 
     cli(home, "pin", "tiny")
     registered = home.deployment.resolve("tiny")
     run = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "run", "tiny"], env=environment(home), stdout=subprocess.DEVNULL
+        [sys.executable, "-c", workers.CODE, "run", "tiny"], env=environment(home), stdout=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 60
-    # All that is quick is stored, and the last shard is being worked on.
-    while (state := home.status(registered))["shards"] != {**state["shards"], "completed": 3, "leased": 1}:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+
+    def last_shard_is_begun() -> bool:
+        return home.status(registered)["shards"] == {**quiet, "completed": 3, "leased": 1}
+
+    quiet = dict.fromkeys(SHARD_STATES, 0)
+    wait_for("last shard, with all that is quick stored", last_shard_is_begun)
+    state = home.status(registered)
     worker = pid_of(state["workers"][0])
     assert worker is not None
     os.kill(run.pid if victim == "command" else worker, 9)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +13,8 @@ import pytest
 
 from assets_tests.factories import make_job, make_records, record_id, requests_served, write_script
 from assets_tests.homes import Home
+from assets_tests.waiting import wait_for
+from assets_tests.workers import start_worker
 from batch_assets.errors import EngineUnavailable, SnapshotError
 from batch_assets.operations.work import work
 
@@ -192,35 +191,15 @@ def requests_in_flight(job: Path) -> bool:
     return not requests_served(job / LOG)  # nothing is answered yet: all are in the engine
 
 
-def worker_process(home: Home, job_version: str) -> subprocess.Popen[bytes]:
-    code = "import sys; from batch_assets.cli.main import main; sys.argv[0] = 'batch-assets'; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "work", job_version],
-        env={
-            **os.environ,
-            "BATCH_ASSETS_HOME": str(home.deployment.settings.home),
-            "BATCH_ASSETS_JOBS": str(home.jobs),
-        },
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def wait_for(condition: Any, *, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
-
-
 @pytest.mark.case("D03")
 def test_a_killed_worker_is_replaced_at_once_and_no_stored_record_is_redone(home: Home) -> None:
     """kill -9 in mid-run: the next worker takes over without waiting for the lease, and skips what is stored."""
     slow = {record_id(n): {"delay_s": 5.0} for n in range(150, 200)}
     job = make_job(home.jobs, records=200, shard_size=50, script=script(slow))
     registered = home.pinned()
-    process = worker_process(home, registered.job_version)
+    process = start_worker(home, registered.job_version)
     # Completed shards, and a part of the others: everything that is quick is stored.
-    wait_for(lambda: home.status(registered)["results"] == 150)
+    wait_for("everything that is quick", lambda: home.status(registered)["results"] == 150)
     process.kill()
     process.wait()
     stored = 150
@@ -240,8 +219,8 @@ def test_sigterm_stores_what_is_in_flight_and_hands_back(home: Home) -> None:
     """A drained worker exits with status 75, holds no lease, and its successor asks for the rest only."""
     job = make_job(home.jobs, records=2000, shard_size=100, script=script(delay_s=0.3))
     registered = home.pinned()
-    process = worker_process(home, registered.job_version)
-    wait_for(lambda: home.status(registered)["results"] > 0)
+    process = start_worker(home, registered.job_version)
+    wait_for("first results", lambda: home.status(registered)["results"] > 0)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 75
     state = home.status(registered)
