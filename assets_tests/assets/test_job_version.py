@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.storage.event_log import SqliteEventLogStorage
+from sqlalchemy import Connection
 
 from assets_tests.assets.conftest import Project, plain_metadata
 from assets_tests.factories import record_id, write_script
@@ -119,6 +122,30 @@ def test_a_shard_sealed_outside_of_dagster_is_reported_by_the_run(project: Proje
     work(project.deployment, project.deployment.ledger.plans.get(version.job_version), wanted=range(1))
     assert project.run(version).success
     assert project.materialized(version) == ["000000", "000001"]
+
+
+def test_an_event_that_only_reached_its_runs_log_is_reported_again(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster writes to the run's log and then to the index that its pages read; a worker can die between."""
+    index, lost = SqliteEventLogStorage._store_asset_event, []
+
+    def dies_once(
+        storage: SqliteEventLogStorage, connection: Connection, event: dg.EventLogEntry, event_id: int
+    ) -> None:
+        shard = event.asset_materialization.partition if event.asset_materialization is not None else None
+        if shard == "000001" and not lost:
+            lost.append(shard)
+            raise ConnectionError("the worker died here")
+        index(storage, connection, event, event_id)
+
+    monkeypatch.setattr(SqliteEventLogStorage, "_store_asset_event", dies_once)
+    project.make_job(records=15, shard_size=5)
+    version = project.pin()
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as project.instance:
+        assert project.run(version).success
+        assert lost == ["000001"]
+        assert project.materialized(version) == ["000000", "000001", "000002"]
 
 
 def test_input_errors_are_not_retried(

@@ -29,6 +29,7 @@ from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.progress import ShardRow
 
 NAMED_RANGES_MAX = 10  # of missing shards, in a message
+EVENTS_PAGE = 1000
 
 
 def version_key(registered: RegisteredVersion) -> dg.AssetKey:
@@ -177,16 +178,35 @@ def _shards(deployment: Deployment, registered: RegisteredVersion, wanted: range
 
 
 def _reported(context: dg.OpExecutionContext, key: dg.AssetKey) -> set[str]:
-    """The partitions materialized by this run and the runs that it re-executes."""
+    """The partitions that Dagster's index of assets shows as materialized by this run or one that it re-executes.
+
+    Dagster writes an event to the log of its run first, and to the index after that. A worker killed
+    in between leaves a shard that its run's log calls reported, and that nobody sees.
+    """
+    family, begun = _family(context)
+    wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=begun)
     reported: set[str] = set()
-    run = context.instance.get_run_by_id(context.run_id)
-    while run is not None:
-        events = context.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
-        for event in (entry.asset_materialization for entry in events):
-            if event is not None and event.asset_key == key and event.partition is not None:
-                reported.add(event.partition)
-        run = context.instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
-    return reported
+    cursor: str | None = None
+    while True:
+        page = context.instance.fetch_materializations(wanted, limit=EVENTS_PAGE, cursor=cursor)
+        reported |= {
+            record.partition_key for record in page.records if record.run_id in family and record.partition_key
+        }
+        if not page.has_more:
+            return reported
+        cursor = page.cursor
+
+
+def _family(context: dg.OpExecutionContext) -> tuple[set[str], float | None]:
+    """The run and those that it re-executes, and when the first was created (seconds since the epoch)."""
+    family, begun = {context.run_id}, None
+    record = context.instance.get_run_record_by_id(context.run_id)
+    while record is not None:
+        begun = record.create_timestamp.timestamp()  # parents are older
+        family.add(record.dagster_run.run_id)
+        parent = record.dagster_run.parent_run_id
+        record = context.instance.get_run_record_by_id(parent) if parent else None
+    return family, begun
 
 
 def _known(context: dg.OpExecutionContext, key: dg.AssetKey) -> set[str]:
