@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from batch_assets.errors import VersionError
 
-HEAD = "0002"
+HEAD = "0003"
 # Ledgers of release 0.1.0 were made without migrations; they stand where the first one leads.
 WITHOUT_MIGRATIONS = "0001"
 

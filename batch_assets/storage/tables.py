@@ -39,6 +39,7 @@ versions = Table(
     Column("moved_files", Text),  # JSON: digest -> path of snapshot files that were moved after pinning
     Column("cancelled_at", Float),
     Column("retired_at", Float),  # its rows in `outcomes` and `failures` are gone
+    Column("base_version", Key),  # of an incremental version: what it holds the changes to
     Index("versions_by_job", "job", "pinned_at"),
 )
 
@@ -221,6 +222,7 @@ publications = Table(
     Column("verdicts", Text, nullable=False),
     Column("at", Float, nullable=False),
     Column("sequence", Integer, nullable=False),  # of the job's moves; the clock may give two the same time
+    Column("override", Text),  # why it was published although a check that blocks had failed
     CheckConstraint("kind IN ('publish', 'rollback')", name="publication_kind_is_known"),
     Index("publications_by_job", "job", "sequence", unique=True),
 )
@@ -231,4 +233,28 @@ pointers = Table(
     Column("job", String, primary_key=True),
     Column("job_version", String, nullable=False),
     Column("publication_id", String, nullable=False),
+)
+
+# What an incremental version is published as: base and changes merged into files of their own. An
+# ordinary version has no row here; it is published as its sealed files.
+file_sets = Table(
+    "file_sets",
+    metadata,
+    Column("job_version", Key, primary_key=True),
+    Column("job", String, nullable=False),
+    Column("manifest_key", String, nullable=False),
+    Column("manifest_sha256", String, nullable=False),
+    Column("rows", Integer, nullable=False),
+    Column("dead_letters", Integer, nullable=False),
+    Column("bytes", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+# Versions whose published files retention has removed: they cannot be rolled back to any more.
+swept = Table(
+    "swept",
+    metadata,
+    Column("job_version", Key, primary_key=True),
+    Column("who", String, nullable=False),
+    Column("at", Float, nullable=False),
 )
