@@ -86,6 +86,35 @@ def test_a_sealed_file_is_typed_ordered_and_labelled(sealer: Sealer, tmp_path: P
     assert (rows[0]["day"], rows[0]["_shard"], sealed.rows) == (datetime.date(2026, 1, 2), 0, 2)
 
 
+@pytest.mark.parametrize(
+    ("classes", "texts"),
+    [
+        (pa.array(["x", None, "y"]).dictionary_encode(), ["y", "x"]),
+        (pa.array([1, 2, None]), [None, "1"]),
+        (pa.array([b"\xff", b"", b""]), ["", "\\xFF"]),
+        (pa.array([["a"], [], None]), [None, "[a]"]),
+    ],
+)
+def test_each_row_carries_its_record_class_as_text(classes: pa.Array, texts: list[str | None], tmp_path: Path) -> None:
+    """Whatever the class column's type; a file that an earlier release sealed without it still stands."""
+    pq.write_table(pa.table({"id": [30, 4, 10], "body": ["x", "y", "z"], "class": classes}), tmp_path / "a.parquet")
+    objects = Objects(tmp_path / "objects")
+    pin = pin_snapshot(
+        SnapshotSpec(path="a.parquet", record_id="id", text=("body",), record_class="class"), tmp_path, objects
+    )
+    version = small_version(records=3, shard_size=3).model_copy(update={"snapshot": pin})
+    sealer = Sealer(version, Everything, SnapshotReader(pin, objects), objects)
+    answers = [stored("30", FULL.model_dump_json()), stored("10", BARE.model_dump_json())]
+    sealed = sealer.seal(0, answers)
+    path = tmp_path / "objects" / sealed.key
+    table = pq.read_table(path)
+    assert table.schema.field("_record_class") == pa.field("_record_class", pa.string())
+    assert table.column("_record_class").to_pylist() == texts
+    path.unlink()
+    pq.write_table(table.drop_columns(["_record_class"]), path)
+    assert sealer.seal(0, answers).size == path.stat().st_size
+
+
 def test_sealing_twice_gives_the_same_file(sealer: Sealer) -> None:
     """A second sealer finds its own rows there and records the same digest."""
     results = [stored("4", BARE.model_dump_json())]

@@ -18,7 +18,7 @@ from batch_assets.errors import BatchAssetsError, VersionError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.work import output_model
 from batch_assets.storage.plans import RegisteredVersion
-from batch_assets.storage.sealed import RESERVED, sealed_schema
+from batch_assets.storage.sealed import RECORD_CLASS, RESERVED, sealed_schema
 from batch_assets.validation.table_schema import table_schema
 
 _NOT_FOR_PEOPLE = "output_schema"  # pandera's name of the check that every field has
@@ -82,6 +82,7 @@ def _columns(deployment: Deployment, version: JobVersion) -> dict[str, dg.TableS
     roles = {
         **dict.fromkeys(version.snapshot.access_labels, "access label of the record"),
         **dict.fromkeys(RESERVED, "where the row came from"),
+        RECORD_CLASS: "class of the record",
     }
     return {"dagster/column_schema": dg.TableSchema([_column(one, described, roles) for one in sealed])}
 

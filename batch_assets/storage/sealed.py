@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel
@@ -21,10 +22,12 @@ from batch_assets.core.version import JobVersion
 from batch_assets.errors import ShardTrouble
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.outcomes import StoredResult
+from batch_assets.storage.snapshot_columns import plain_type
 from batch_assets.storage.snapshots import SnapshotReader
 from batch_assets.storage.typed import arrow_fields, to_arrow_value
 
-RESERVED = ("_job_version", "_shard", "_attempt", "_finish_reason", "_engine", "_stored_at")
+RECORD_CLASS = "_record_class"
+RESERVED = ("_job_version", "_shard", "_attempt", "_finish_reason", "_engine", "_stored_at", RECORD_CLASS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +47,13 @@ def sealed_key(version: JobVersion, shard: int, *, reopened: int = 0) -> str:
 
 
 def sealed_schema(version: JobVersion, model: type[BaseModel], snapshot: pa.Schema) -> pa.Schema:
-    """Record id, the schema's fields, access labels, and where each row came from."""
+    """Record id, the schema's fields, access labels, and where each row came from.
+
+    The record's class, as text, stands last, when the snapshot names one: files sealed by earlier
+    releases lack it.
+    """
     pin = version.snapshot
+    record_class = [pa.field(RECORD_CLASS, pa.string())] if pin.record_class is not None else []
     return pa.schema(
         [
             pa.field(pin.record_id, snapshot.field(pin.record_id).type, nullable=False),
@@ -57,8 +65,16 @@ def sealed_schema(version: JobVersion, model: type[BaseModel], snapshot: pa.Sche
             pa.field("_finish_reason", pa.string(), nullable=False),
             pa.field("_engine", pa.string(), nullable=False),
             pa.field("_stored_at", pa.timestamp("ms", tz="UTC"), nullable=False),
+            *record_class,
         ]
     )
+
+
+def same_rows(stored: pa.Table, made: pa.Table) -> bool:
+    """Whether a sealed file holds the rows that we would write; an earlier release wrote no record class."""
+    if RECORD_CLASS not in stored.column_names and RECORD_CLASS in made.column_names:
+        made = made.drop_columns([RECORD_CLASS])
+    return stored.equals(made)
 
 
 class Sealer:
@@ -81,7 +97,7 @@ class Sealer:
         if not self._objects.put_if_absent(key, data):
             # Another sealer came first. Same rows in other bytes (another Parquet writer) is fine.
             stored = self._objects.get(key)
-            if not pq.read_table(io.BytesIO(stored)).equals(pq.read_table(io.BytesIO(data))):
+            if not same_rows(pq.read_table(io.BytesIO(stored)), pq.read_table(io.BytesIO(data))):
                 raise ShardTrouble(
                     f"{key} holds other rows than the ledger has for shard {shard}. Move the file away and run again; "
                     "then find out who wrote it."
@@ -94,7 +110,8 @@ class Sealer:
         by_id = {result.record_id: result for result in results}
         rows = shard_range(shard, shard_size=self._version.shard_size, records=self._version.records)
         copied = [*dict.fromkeys((pin.record_id, *pin.access_labels))]
-        source = pa.concat_tables(self._reader.read_tables(rows, copied))
+        record_class = [pin.record_class] if pin.record_class is not None else []
+        source = pa.concat_tables(self._reader.read_tables(rows, [*copied, *record_class]))
         ids = source.column(pin.record_id).to_pylist()
         found = sorted((row for row, id_ in enumerate(ids) if str(id_) in by_id), key=lambda row: ids[row])
         if len(found) != len(results):
@@ -104,6 +121,8 @@ class Sealer:
         # Ids and labels never become Python values: those have no nanoseconds, and may lose their time zone.
         taken = pa.array(found, type=pa.int64())
         columns = {name: source.column(name).cast(self._schema.field(name).type).take(taken) for name in copied}
+        for name in record_class:
+            columns[RECORD_CLASS] = _as_text(source.column(name)).take(taken)
         answers = [self._row(shard, by_id[str(ids[row])]) for row in found]
         for field in self._schema:
             if field.name not in columns:
@@ -124,3 +143,14 @@ class Sealer:
             "_engine": result.engine,
             "_stored_at": datetime.fromtimestamp(result.stored_at, UTC),
         }
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A class column as the text that the checks' SQL has for it, whatever its type."""
+    plain = column.cast(plain_type(column.type))
+    if pa.types.is_string(plain.type):
+        return plain
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")  # where a shard is sealed must not show
+        connection.register("source", pa.table({"value": plain}))
+        return connection.sql("SELECT value::VARCHAR AS value FROM source").to_arrow_table().column("value")

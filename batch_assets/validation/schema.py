@@ -12,6 +12,7 @@ from collections import Counter
 import pandas as pd
 import pandera.errors
 import pandera.pandas as pa
+import pyarrow as arrow
 import pyarrow.parquet as pq
 
 from batch_assets.core.verdicts import Verdict
@@ -51,11 +52,7 @@ def _check_file(
     shard: SealedShard, rules: pa.DataFrameSchema, evidence: Evidence, record_id: str
 ) -> tuple[Counter[str], list[str], int]:
     table = pq.read_table(shard.path)
-    wrong_types = [
-        f"{field.name}: type"
-        for field in evidence.sealed_schema
-        if field.name not in table.schema.names or table.schema.field(field.name).type != field.type
-    ]
+    wrong_types = [f"{field.name}: type" for field in evidence.sealed_schema if not _is_typed(table.schema, field)]
     if wrong_types:
         return Counter(wrong_types), [], table.num_rows
     # Python objects, not numpy: a missing integer stays None instead of turning the column to floats.
@@ -69,3 +66,10 @@ def _check_file(
         bad_rows = [int(row) for row in cases["index"].dropna().unique()]
         return found, [str(frame[record_id].iloc[row]) for row in bad_rows], table.num_rows
     return Counter(), [], table.num_rows
+
+
+def _is_typed(found: arrow.Schema, field: arrow.Field) -> bool:
+    """Whether a file has the column with its type. Files sealed by earlier releases lack the record's class."""
+    if field.name not in found.names:
+        return field.nullable and field.name.startswith("_")
+    return bool(found.field(field.name).type == field.type)
