@@ -44,7 +44,7 @@ ONLY_IN = {
     "transformers": {"engine/encoder.py"},
     "dagster": {"assets", "definitions.py"},
     "matplotlib": {"assets"},
-    "obstore": {"storage/objects.py"},
+    "obstore": {"storage/objects.py", "storage/local_objects.py", "storage/s3_objects.py"},
     "sqlalchemy": {"storage"},
 }
 

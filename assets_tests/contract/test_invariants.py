@@ -13,7 +13,7 @@ import pytest
 
 from assets_tests import invariants
 from assets_tests.ledgers import LedgerUnderTest, failure, result
-from batch_assets.storage.objects import Objects
+from batch_assets.storage.local_objects import LocalObjects
 from batch_assets.storage.sealed import SealedFile
 
 NO_LEASE = "owner = NULL, lease_expires_at = NULL, claim_id = NULL"
@@ -106,7 +106,7 @@ def test_work_undone_is_noticed(busy: LedgerUnderTest) -> None:
 @pytest.mark.parametrize("ids", [["0", "1", "2", "3"], ["0", "1", "2"], ["0", "1", "2", "x"], []])
 def test_sealed_files_are_compared_with_the_rows(ledger: LedgerUnderTest, tmp_path: Path, ids: list[str]) -> None:
     """A row too few, too many or of another record is noticed, and so is another file."""
-    objects, buffer = Objects(tmp_path / "objects"), io.BytesIO()
+    objects, buffer = LocalObjects(tmp_path / "objects"), io.BytesIO()
     pq.write_table(pa.table({"id": pa.array(ids, pa.string())}), buffer)
     data = buffer.getvalue()
     objects.put_if_absent("k", data)

@@ -15,7 +15,7 @@ from assets_tests.operations.test_publish import finished, seen_by_readers
 from batch_assets.engine.encoder import ScriptedEncoder
 from batch_assets.errors import PublicationConflict, StoreError
 from batch_assets.operations.publish import publish
-from batch_assets.storage.objects import Objects
+from batch_assets.storage.local_objects import LocalObjects
 from batch_assets.storage.publications import Publication, Publications
 
 
@@ -122,7 +122,7 @@ def test_losing_the_race_to_publish_leaves_nothing_behind(home: Home, monkeypatc
 @pytest.mark.case("D34")
 def test_a_put_whose_answer_was_lost_is_recognised_as_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store says "exists already" to the second try of our own put; another's object stays another's."""
-    objects = Objects(tmp_path)
+    objects = LocalObjects(tmp_path)
     put = obstore.put
 
     def answered_late(store: Any, key: str, data: bytes, **options: Any) -> Any:

@@ -16,7 +16,7 @@ from assets_tests.ledgers import small_version
 from batch_assets.core.output_schema import SchemaSourceError, enum_fields, load_output_model
 from batch_assets.core.spec import SnapshotSpec
 from batch_assets.errors import ShardTrouble
-from batch_assets.storage.objects import Objects
+from batch_assets.storage.local_objects import LocalObjects
 from batch_assets.storage.outcomes import StoredResult
 from batch_assets.storage.sealed import Sealer
 from batch_assets.storage.snapshots import SnapshotReader, pin_snapshot
@@ -69,7 +69,7 @@ BARE = Everything(category="b", mood=None, people=[], score=0, count=0, day=date
 def sealer(tmp_path: Path) -> Sealer:
     table = pa.table({"id": [30, 4, 100], "body": ["x", "y", "z"], "acl": ["red", "blue", "red"]})
     pq.write_table(table, tmp_path / "a.parquet")
-    objects = Objects(tmp_path / "objects")
+    objects = LocalObjects(tmp_path / "objects")
     spec = SnapshotSpec(path="a.parquet", record_id="id", text=("body",), access_labels=("acl",))
     pin = pin_snapshot(spec, tmp_path, objects)
     version = small_version(records=3, shard_size=3).model_copy(update={"snapshot": pin})
@@ -98,7 +98,7 @@ def test_a_sealed_file_is_typed_ordered_and_labelled(sealer: Sealer, tmp_path: P
 def test_each_row_carries_its_record_class_as_text(classes: pa.Array, texts: list[str | None], tmp_path: Path) -> None:
     """Whatever the class column's type; a file that an earlier release sealed without it still stands."""
     pq.write_table(pa.table({"id": [30, 4, 10], "body": ["x", "y", "z"], "class": classes}), tmp_path / "a.parquet")
-    objects = Objects(tmp_path / "objects")
+    objects = LocalObjects(tmp_path / "objects")
     pin = pin_snapshot(
         SnapshotSpec(path="a.parquet", record_id="id", text=("body",), record_class="class"), tmp_path, objects
     )

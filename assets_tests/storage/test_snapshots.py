@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from batch_assets.core.spec import SnapshotSpec
 from batch_assets.errors import SnapshotError
+from batch_assets.storage.local_objects import LocalObjects
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.scan import scan
 from batch_assets.storage.snapshots import SnapshotReader, pin_snapshot
@@ -21,7 +22,7 @@ from batch_assets.storage.snapshots import SnapshotReader, pin_snapshot
 
 @pytest.fixture
 def objects(tmp_path: Path) -> Objects:
-    return Objects(tmp_path / "objects")
+    return LocalObjects(tmp_path / "objects")
 
 
 def spec(path: str, **others: Any) -> SnapshotSpec:
@@ -71,7 +72,7 @@ def test_any_row_range_reads_exactly_its_rows(
         number += size
         table = pa.Table.from_pylist(rows, schema=pa.schema([("id", pa.int64()), ("body", pa.string())]))
         pq.write_table(table, folder / f"{index}.parquet", row_group_size=group)
-    objects = Objects(folder / "objects")
+    objects = LocalObjects(folder / "objects")
     if total == 0:
         with pytest.raises(SnapshotError, match="no rows"):
             pin_snapshot(spec("*.parquet"), folder, objects)

@@ -13,7 +13,7 @@ from assets_tests.homes import Home
 from batch_assets.engine.scripted import ScriptedEngine
 from batch_assets.errors import StoreError
 from batch_assets.operations.work import work
-from batch_assets.storage.objects import Objects
+from batch_assets.storage.local_objects import LocalObjects
 from batch_assets.storage.outcomes import Outcomes, Put, PutReceipt
 
 RECORDS = 100
@@ -94,7 +94,7 @@ def test_a_store_that_is_full_for_twenty_writes_loses_nothing(home: Home, monkey
     """Records stay pending, nothing is marked done, and the work resumes when the store is back."""
     make_job(home.jobs, records=60, shard_size=20, script={})
     registered = home.pinned()
-    put, store = Outcomes.put, Objects.put_if_absent
+    put, store = Outcomes.put, LocalObjects.put_if_absent
     refused: list[str] = []
 
     def full(outcomes: Outcomes, flush: Put) -> PutReceipt:
@@ -105,7 +105,7 @@ def test_a_store_that_is_full_for_twenty_writes_loses_nothing(home: Home, monkey
             raise StoreError("No space left on device")
         return put(outcomes, flush)
 
-    def full_disk(objects: Objects, key: str, data: bytes) -> bool:
+    def full_disk(objects: LocalObjects, key: str, data: bytes) -> bool:
         if len(refused) < 20:
             refused.append("objects")
             assert home.status(registered)["shards"]["completed"] == 0
@@ -114,7 +114,7 @@ def test_a_store_that_is_full_for_twenty_writes_loses_nothing(home: Home, monkey
 
     monkeypatch.setattr("batch_assets.worker.patience.WAIT_MAX_S", 0.05)
     monkeypatch.setattr(Outcomes, "put", full)
-    monkeypatch.setattr(Objects, "put_if_absent", full_disk)
+    monkeypatch.setattr(LocalObjects, "put_if_absent", full_disk)
     report = work(home.deployment, registered)
     assert len(refused) == 20
     assert (report.shards_completed, report.results, report.duplicates_discarded) == (3, 60, 0)

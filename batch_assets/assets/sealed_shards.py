@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import dagster as dg
 
 from batch_assets.core.shards import partition_key
@@ -19,7 +21,7 @@ def sealed_event(key: dg.AssetKey, objects: Objects, event: ShardSealed, stats: 
         partition=partition_key(event.lease.shard),
         metadata={
             "dagster/partition_row_count": event.sealed.rows,
-            "dagster/uri": objects.path(event.sealed.key).as_uri(),
+            "dagster/uri": _link(objects, event.sealed.key),
             "dead_letters": event.dead_letters,
             "attempt": event.lease.epoch,
             "seconds": round(seconds, 3),
@@ -36,9 +38,14 @@ def reused_event(key: dg.AssetKey, objects: Objects, shard: ShardRow) -> dg.Asse
         partition=partition_key(shard.shard),
         metadata={
             "dagster/partition_row_count": shard.results,
-            "dagster/uri": objects.path(str(shard.sealed_key)).as_uri(),
+            "dagster/uri": _link(objects, str(shard.sealed_key)),
             "dead_letters": shard.dead_letters,
             "attempt": shard.epoch,
             "reused": True,
         },
     )
+
+
+def _link(objects: Objects, key: str) -> str:
+    uri = objects.uri(key)
+    return uri if "://" in uri else Path(uri).as_uri()

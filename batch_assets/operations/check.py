@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -18,7 +18,9 @@ from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.intervene import refuse_retired
 from batch_assets.operations.publish import basis_digests, content_digest
 from batch_assets.operations.work import output_model
+from batch_assets.storage.objects import Objects
 from batch_assets.storage.plans import RegisteredVersion
+from batch_assets.storage.progress import ShardRow
 from batch_assets.storage.scan import MEMORY_LIMIT, create_snapshot_view
 from batch_assets.storage.sealed import sealed_schema
 from batch_assets.validation.coverage import coverage
@@ -70,6 +72,7 @@ def gather_evidence(deployment: Deployment, registered: RegisteredVersion) -> It
         connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
         connection.execute("SET enable_progress_bar = false")
         connection.execute(f"SET temp_directory = {quote_text(str(deployment.settings.root / 'scratch'))}")
+        deployment.objects.attach(connection)
         create_snapshot_view(connection, reader)
         _create_results(connection, "results", sealed, columns)
         _create_dead_letters(connection, deployment, version.id)
@@ -92,17 +95,32 @@ def gather_evidence(deployment: Deployment, registered: RegisteredVersion) -> It
 def sealed_shards(deployment: Deployment, job_version: str) -> list[SealedShard]:
     """The version's sealed files as the ledger recorded them."""
     return [
-        SealedShard(path=path, sha256=str(row.sealed_sha256), rows=row.results, is_readable=_is_readable(path))
+        _sealed_shard(deployment.objects, row)
         for row in deployment.ledger.progress.shards(job_version, state="completed")
-        for path in [deployment.objects.path(str(row.sealed_key))]
     ]
 
 
-def _is_readable(path: Path) -> bool:
-    try:
-        pq.read_metadata(path)
-    except (OSError, pa.ArrowException):
+def _sealed_shard(objects: Objects, row: ShardRow) -> SealedShard:
+    key = str(row.sealed_key)
+    return SealedShard(
+        key=key,
+        uri=objects.uri(key),
+        sha256=str(row.sealed_sha256),
+        rows=row.results,
+        is_readable=_is_readable(objects, key),
+        open=partial(objects.open, key),
+        digest=lambda: objects.sha256(key) if objects.exists(key) else None,
+    )
+
+
+def _is_readable(objects: Objects, key: str) -> bool:
+    if not objects.exists(key):
         return False
+    with objects.open(key) as file:
+        try:
+            pq.read_metadata(file)
+        except (OSError, pa.ArrowException):
+            return False
     return True
 
 
@@ -114,7 +132,7 @@ def _pinned_field(field: str | None, model: type[BaseModel]) -> str | None:
 def _create_results(
     connection: duckdb.DuckDBPyConnection, name: str, sealed: Sequence[SealedShard], columns: pa.Schema
 ) -> None:
-    present = [str(shard.path) for shard in sealed if shard.is_readable]
+    present = [shard.uri for shard in sealed if shard.is_readable]
     if present:
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {parquet_rows(present)}")
     else:

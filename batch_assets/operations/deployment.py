@@ -10,6 +10,7 @@ from batch_assets.errors import VersionError
 from batch_assets.operations.jobs import Job, find_job, job_names
 from batch_assets.settings import Settings
 from batch_assets.storage.ledger import Ledger
+from batch_assets.storage.local_objects import LocalObjects
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.snapshots import SnapshotReader
@@ -28,7 +29,7 @@ class Deployment:
 
     @cached_property
     def objects(self) -> Objects:
-        return Objects(self.settings.objects)
+        return LocalObjects(self.settings.objects)
 
     @cached_property
     def version_files(self) -> VersionFiles:

@@ -86,12 +86,13 @@ def version_to_export(deployment: Deployment, job_or_version: str) -> str:
 @contextmanager
 def results_of(deployment: Deployment, job_version: str) -> Iterator[duckdb.DuckDBPyConnection]:
     """A DuckDB connection with the version's sealed rows as the view `results`."""
-    files = [str(deployment.objects.path(str(file["key"]))) for file in sealed_files(deployment, job_version)]
+    files = [deployment.objects.uri(str(file["key"])) for file in sealed_files(deployment, job_version)]
     if not files:
         raise VersionError(f"{job_version} has no sealed shard yet; run `batch-assets run {job_version}` first.")
     with duckdb.connect() as connection, readable(f"The files of {job_version}"):
         connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
         connection.execute("SET enable_progress_bar = false")
+        deployment.objects.attach(connection)
         connection.execute(f"CREATE VIEW results AS SELECT * FROM {parquet_rows(files)}")
         yield connection
 

@@ -18,7 +18,6 @@ from batch_assets.core.verdicts import CHECKS, Verdict, refusals
 from batch_assets.errors import GateError, StoreError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.jobs import Job
-from batch_assets.storage.objects import sha256_of
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.publications import Publication
 from batch_assets.storage.warehouse import Catalog, PublishedFiles, write_pointer_object
@@ -147,11 +146,11 @@ def _published_files(deployment: Deployment, job: str, job_version: str) -> Publ
 def _verify_sealed(deployment: Deployment, job_version: str) -> None:
     """The files are still those that were judged. Raises StoreError naming the first that is not."""
     for file in sealed_files(deployment, job_version):
-        path = deployment.objects.path(str(file["key"]))
-        if not path.is_file() or sha256_of(path) != file["sha256"]:
+        key = str(file["key"])
+        if not deployment.objects.exists(key) or deployment.objects.sha256(key) != file["sha256"]:
             raise StoreError(
-                f"{path} is missing or not the file that was sealed. {job_version} was not published; restore the file from "
-                "a backup."
+                f"{deployment.objects.uri(key)} is missing or not the file that was sealed. {job_version} was not published; "
+                "restore the file from a backup."
             )
 
 

@@ -1,83 +1,133 @@
-"""The object store: immutable objects under keys, put if absent.
+"""The object store: immutable objects under keys, put if absent. One contract for folders and for S3.
 
-obstore is the one storage API, because its put has a create mode on every store (pyarrow's own
-writers overwrite silently). "Already exists" can be the answer to our own put whose first response
-was lost, so the object is read back and compared before it is believed.
+What is put under a key stays; only the pointer object of a job changes, through `swap`. A key is a
+relative path with `/` between its parts. Errors are StoreError; a missing object is never one of the
+errors that are worth a second try.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
-import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import LocalStore
+from obstore.exceptions import BaseError
 
 from batch_assets.errors import StoreError
 
+PIECE_BYTES = 8 * 1024 * 1024
 
-class Objects:
-    """A local object store under one folder."""
+Decide = Callable[[bytes | None], bytes | None]
 
-    def __init__(self, root: Path) -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        self.root = root
-        self._store = LocalStore(prefix=root)
 
+@dataclass(frozen=True, kw_only=True)
+class StoredObject:
+    """An object as the store lists it."""
+
+    key: str
+    size: int  # bytes
+    modified_ns: int  # since 1970; S3 tells whole seconds
+
+
+class Objects(ABC):
+    """An object store. `open_objects` makes the one that an address names."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where the store is, for people and for the ledger; holds no secret."""
+
+    @abstractmethod
+    def uri(self, key: str) -> str:
+        """What DuckDB (after `attach`) reads: a local path, or `s3://…`."""
+
+    @abstractmethod
+    def attach(self, connection: Any) -> None:
+        """Let a DuckDB connection read this store's URIs."""
+
+    @abstractmethod
+    def open(self, key: str) -> IO[bytes]:
+        """A seekable file for pyarrow and others. Raises StoreError when the object is missing."""
+
+    @abstractmethod
+    def get(self, key: str) -> bytes:
+        """An object's bytes. Raises StoreError when it is missing."""
+
+    @abstractmethod
+    def stat(self, key: str) -> StoredObject | None:
+        """Size and time of an object; None when it is missing."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
+        """All objects under a folder-like prefix, in no particular order."""
+
+    @abstractmethod
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Store an object durably; False when there is one already, which is then left alone."""
-        with _explained(f"{key} could not be stored in {self.root}"):
-            try:
-                obstore.put(self._store, key, data, mode="create", use_multipart=False)
-            except AlreadyExistsError:
-                return self.get(key) == data
-            _make_durable(self.path(key))
-        return True
+        """Store an object durably; False when another one is there already, which is then left alone."""
 
-    def put_file_if_absent(self, key: str, file: Path) -> None:
-        """Store a file of any size durably, unless there is an object already.
+    @abstractmethod
+    def put_file_if_absent(self, key: str, file: Path) -> bool:
+        """The same for a file of any size that was made in `scratch`."""
 
-        `file` must lie on the store's disk: it is linked into place, which only one writer can do.
+    @abstractmethod
+    def swap(self, key: str, decide: Decide) -> bytes | None:
+        """Replace an object only while it is what `decide` saw; returns what stands afterwards.
+
+        `decide` is given the object's bytes (None: missing) and returns the new ones, or None to leave
+        it. It is asked again when another writer came between, so it must have no effects of its own.
         """
-        target = self.path(key)
-        with _explained(f"{key} could not be stored in {self.root}"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                os.link(file, target)
-            _make_durable(target)
+
+    @abstractmethod
+    def remove(self, key: str) -> None:
+        """Remove an object that nothing names any more; nothing happens when there is none."""
+
+    @abstractmethod
+    def scratch(self) -> AbstractContextManager[Path]:
+        """A local folder for files that `put_file_if_absent` will take; removed at the end."""
 
     def replace(self, key: str, data: bytes) -> None:
         """Overwrite a derived object in one step. Nothing that is a truth of its own goes here."""
-        with _explained(f"{key} could not be stored in {self.root}"):
-            obstore.put(self._store, key, data, use_multipart=False)
+        self.swap(key, lambda _: data)
 
-    def get(self, key: str) -> bytes:
-        """An object's bytes. Raises StoreError when it is missing."""
-        try:
-            with _explained(f"{key} could not be read from {self.root}"):
-                return bytes(obstore.get(self._store, key).bytes())
-        except FileNotFoundError as error:
-            raise StoreError(f"The object {key} is missing from {self.root}; restore it from a backup.") from error
-
-    def remove(self, key: str) -> None:
-        """Remove an object that nothing names any more; nothing happens when there is none."""
-        with _explained(f"{key} could not be removed from {self.root}"):
-            self.path(key).unlink(missing_ok=True)
+    def size(self, key: str) -> int | None:
+        """Bytes of an object; None when it is missing."""
+        found = self.stat(key)
+        return None if found is None else found.size
 
     def exists(self, key: str) -> bool:
-        return self.path(key).is_file()
+        return self.stat(key) is not None
 
-    def path(self, key: str) -> Path:
-        """Where a reader on this machine finds the object."""
-        return self.root / key
+    def sha256(self, key: str) -> str:
+        """Digest of an object, read in pieces. Raises StoreError when it is missing."""
+        with self.open(key) as file, explained(f"{key} could not be read from {self.address}"):
+            return digest_of(file)
+
+
+def digest_of(file: IO[bytes]) -> str:
+    """sha256 of what is left of a file."""
+    total = hashlib.sha256()
+    while piece := file.read(PIECE_BYTES):
+        total.update(piece)
+    return total.hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """Digest of a local file, read in pieces."""
+    with path.open("rb") as file:
+        return digest_of(file)
+
+
+def missing(key: str, address: str) -> StoreError:
+    return StoreError(f"The object {key} is missing from {address}; restore it from a backup.")
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """The store's and the disk's errors as ours; a missing object is the caller's business."""
     try:
         yield
@@ -86,19 +136,3 @@ def _explained(what: str) -> Iterator[None]:
     except (BaseError, OSError) as error:
         text = " ".join(str(error).split())
         raise StoreError(f"{what}: {text}. Mend the cause and try again; nothing is lost.") from error
-
-
-def sha256_of(path: Path) -> str:
-    """Digest of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _make_durable(path: Path) -> None:
-    """fsync the file and its folders: the local store returns before the disk has it."""
-    for target in (path, path.parent, path.parent.parent):
-        descriptor = os.open(target, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -51,6 +51,7 @@ def scan(reader: SnapshotReader, scratch: Path) -> Iterator[SnapshotScan]:
         if reader.record_bytes() > _LARGE_RECORD_BYTES:
             connection.execute("SET threads = 1")
         connection.execute("SET enable_progress_bar = false")
+        reader.attach(connection)
         create_snapshot_view(connection, reader)
         try:
             yield SnapshotScan(connection, reader)
@@ -62,10 +63,10 @@ def scan(reader: SnapshotReader, scratch: Path) -> Iterator[SnapshotScan]:
 def create_snapshot_view(connection: duckdb.DuckDBPyConnection, reader: SnapshotReader) -> None:
     """View `snapshot`: the pinned rows, each with its number as `__row`."""
     first, left, places = 0, reader.snapshot.rows, []
-    for pin, path in zip(reader.snapshot.files, reader.paths, strict=True):
-        places.append(f"({quote_text(str(path))}, {first}, {min(pin.rows, left)})")
+    for pin, uri in zip(reader.snapshot.files, reader.uris, strict=True):
+        places.append(f"({quote_text(uri)}, {first}, {min(pin.rows, left)})")
         first, left = first + pin.rows, max(left - pin.rows, 0)
-    files = parquet_rows(map(str, reader.paths), "filename = '__file', file_row_number = true")
+    files = parquet_rows(reader.uris, "filename = '__file', file_row_number = true")
     connection.execute(
         f"""
         CREATE VIEW snapshot AS

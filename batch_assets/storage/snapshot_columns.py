@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,12 +15,14 @@ from batch_assets.errors import SnapshotError
 RESERVED = frozenset({"__row", "__file", "file_row_number"})  # added when the snapshot is scanned
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a file's metadata. Raises SnapshotError naming a file that is not Parquet."""
+def open_parquet(source: Path | IO[bytes], where: object = None) -> pq.ParquetFile:
+    """Open a file's metadata. Raises SnapshotError naming a file (`where`) that is not Parquet."""
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(source)
     except (pa.ArrowException, OSError) as error:
-        raise SnapshotError(f"{path} is not a readable Parquet file ({error}). The snapshot was not pinned.") from error
+        raise SnapshotError(
+            f"{where or source} is not a readable Parquet file ({error}). The snapshot was not pinned."
+        ) from error
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -53,18 +56,19 @@ def check_columns(columns: pa.Schema, spec: SnapshotSpec, *, where: Path) -> Non
         )
 
 
-def check_same_columns(paths: Sequence[Path]) -> None:
-    """All files have the same columns and types."""
-    first = _types(paths[0])
-    for path in paths[1:]:
-        other = _types(path)
+def check_same_columns(files: Sequence[tuple[str, pa.Schema]]) -> None:
+    """All files, given by name and columns, have the same columns and types."""
+    (first_name, columns), *others = files
+    first = _types(columns)
+    for other_name, columns in others:
+        other = _types(columns)
         for name in [*first, *other]:
             if first.get(name) != other.get(name):
                 raise SnapshotError(
-                    f"The snapshot's files differ in column {name!r}: {first.get(name) or 'absent'} in {paths[0]}, "
-                    f"{other.get(name) or 'absent'} in {path}. Make them the same."
+                    f"The snapshot's files differ in column {name!r}: {first.get(name) or 'absent'} in {first_name}, "
+                    f"{other.get(name) or 'absent'} in {other_name}. Make them the same."
                 )
 
 
-def _types(path: Path) -> dict[str, pa.DataType]:
-    return {field.name: plain_type(field.type) for field in open_parquet(path).schema_arrow}
+def _types(columns: pa.Schema) -> dict[str, pa.DataType]:
+    return {field.name: plain_type(field.type) for field in columns}

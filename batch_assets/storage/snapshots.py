@@ -7,8 +7,8 @@ are numbered from 0 in the order of the pinned files, and a shard is a range of 
 from __future__ import annotations
 
 import glob
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from batch_assets.core.spec import SnapshotSpec
 from batch_assets.core.version import FilePin, SnapshotPin
 from batch_assets.errors import SnapshotError
 from batch_assets.storage.conversion import convert
-from batch_assets.storage.objects import Objects, sha256_of
+from batch_assets.storage.objects import Objects, missing, sha256_of
 from batch_assets.storage.snapshot_columns import check_columns, check_same_columns, open_parquet, plain_type
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
@@ -59,7 +59,9 @@ def pin_snapshot(spec: SnapshotSpec, folder: Path, objects: Objects) -> Snapshot
         record_class=spec.record_class,
         access_labels=spec.access_labels,
     )
-    check_same_columns([local_path(pin, objects) for pin in files])
+    check_same_columns(
+        [(place.uri, place.parquet().schema_arrow) for place in (Place(pin.key, objects) for pin in files)]
+    )
     return snapshot
 
 
@@ -96,9 +98,36 @@ def file_format(path: Path, spec: SnapshotSpec) -> str:
     return found
 
 
-def local_path(pin: FilePin, objects: Objects) -> Path:
-    """Where a pinned file lies: an absolute path, or a key of the object store."""
-    return Path(pin.key) if pin.key.startswith("/") else objects.path(pin.key)
+@dataclass(frozen=True)
+class Place:
+    """Where a pinned file lies: an absolute path of this machine, or a key of the object store."""
+
+    key: str
+    objects: Objects
+
+    @property
+    def uri(self) -> str:
+        """What DuckDB reads, and what people are told."""
+        return self.key if self._is_outside else self.objects.uri(self.key)
+
+    def stat(self) -> tuple[int, int] | None:
+        """Bytes, and when it was written in ns since 1970; None when it is missing."""
+        if self._is_outside:
+            path = Path(self.key)
+            return (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else None
+        found = self.objects.stat(self.key)
+        return None if found is None else (found.size, found.modified_ns)
+
+    def sha256(self) -> str:
+        return sha256_of(Path(self.key)) if self._is_outside else self.objects.sha256(self.key)
+
+    def parquet(self) -> pq.ParquetFile:
+        """Raises SnapshotError when it is no Parquet file."""
+        return open_parquet(Path(self.key) if self._is_outside else self.objects.open(self.key), self.uri)
+
+    @property
+    def _is_outside(self) -> bool:
+        return self.key.startswith("/")
 
 
 def _visible(path: Path, root: Path) -> bool:
@@ -116,20 +145,18 @@ def _pin_file(path: Path, spec: SnapshotSpec, objects: Objects, rows_max: int | 
         return pin, pin
     # The limit is in the key: the same file pinned with another limit is another conversion.
     key = f"snapshots/{digest[:16]}{'' if rows_max is None else f'-{rows_max}'}.parquet"
-    with tempfile.TemporaryDirectory(dir=objects.root, prefix=".convert-") as scratch:
-        target = Path(scratch) / "converted.parquet"
+    with objects.scratch() as scratch:
+        target = scratch / "converted.parquet"
         rows = convert(path, kind, target, rows_max=rows_max)
         if rows == 0:
             return None
         check_columns(open_parquet(target).schema_arrow, spec, where=path)
         _store_conversion(objects, key, target)
-    stored = objects.path(key)
+    stored = objects.stat(key)
+    if stored is None:
+        raise missing(key, objects.address)
     converted = FilePin(
-        key=key,
-        size=stored.stat().st_size,
-        sha256=sha256_of(stored),
-        rows=rows,
-        modified_ns=stored.stat().st_mtime_ns,
+        key=key, size=stored.size, sha256=objects.sha256(key), rows=rows, modified_ns=stored.modified_ns
     )
     return FilePin(key=str(path), size=size, sha256=digest, rows=rows), converted
 
@@ -138,9 +165,9 @@ def _store_conversion(objects: Objects, key: str, converted: Path) -> None:
     """Keep an earlier conversion of the same bytes, unless it is damaged."""
     if objects.exists(key):
         try:
-            open_parquet(objects.path(key))
+            Place(key, objects).parquet()
         except SnapshotError:
-            objects.path(key).unlink()
+            objects.remove(key)
     objects.put_file_if_absent(key, converted)
 
 
@@ -156,17 +183,21 @@ class SnapshotReader:
         self._moved = moved or {}
 
     @property
-    def paths(self) -> list[Path]:
-        """The Parquet files in row order."""
-        return [self._path(pin) for pin in self.snapshot.files]
+    def uris(self) -> list[str]:
+        """The Parquet files in row order, as DuckDB reads them."""
+        return [place.uri for place in self._places]
 
-    def _path(self, pin: FilePin) -> Path:
-        moved = self._moved.get(pin.sha256)
-        return local_path(pin, self._objects) if moved is None else Path(moved)
+    def attach(self, connection: Any) -> None:
+        """Let a DuckDB connection read them."""
+        self._objects.attach(connection)
+
+    @property
+    def _places(self) -> list[Place]:
+        return [Place(self._moved.get(pin.sha256, pin.key), self._objects) for pin in self.snapshot.files]
 
     def schema(self) -> pa.Schema:
         """The columns, the same in all files; dictionary-encoded ones as their plain type."""
-        fields = open_parquet(self.paths[0]).schema_arrow
+        fields = self._places[0].parquet().schema_arrow
         return pa.schema([field.with_type(plain_type(field.type)) for field in fields])
 
     def verify_files(self) -> None:
@@ -174,11 +205,12 @@ class SnapshotReader:
 
         Cheap enough for every worker. Raises SnapshotError naming the first file that is not as it was pinned.
         """
-        for pin, path in zip(self.snapshot.files, self.paths, strict=True):
-            self._open(pin, path)
-            if path.stat().st_mtime_ns != pin.modified_ns and sha256_of(path) != pin.sha256:
+        for pin, place in zip(self.snapshot.files, self._places, strict=True):
+            self._open(pin, place)
+            found = place.stat()
+            if (found is None or found[1] != pin.modified_ns) and place.sha256() != pin.sha256:
                 raise SnapshotError(
-                    f"The snapshot file {path} has other content than was pinned. It was changed after pinning: "
+                    f"The snapshot file {place.uri} has other content than was pinned. It was changed after pinning: "
                     "restore it, or pin a new version."
                 )
 
@@ -190,36 +222,37 @@ class SnapshotReader:
     def read_tables(self, rows: range, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The same in pieces of at most `READ_BATCH_ROWS` rows."""
         first = 0
-        for pin, path in zip(self.snapshot.files, self.paths, strict=True):
+        for pin, place in zip(self.snapshot.files, self._places, strict=True):
             start, stop = max(rows.start - first, 0), min(rows.stop - first, pin.rows)
             if start < stop:
-                yield from _read_file(self._open(pin, path), range(start, stop), list(dict.fromkeys(columns)))
+                yield from _read_file(self._open(pin, place), range(start, stop), list(dict.fromkeys(columns)))
             first += pin.rows
 
     def record_bytes(self) -> int:
         """The size of a record in the file where they are largest, on average, before compression."""
         sizes = [0]
-        for pin, path in zip(self.snapshot.files, self.paths, strict=True):
-            metadata = self._open(pin, path).metadata
+        for pin, place in zip(self.snapshot.files, self._places, strict=True):
+            metadata = self._open(pin, place).metadata
             total = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
             sizes.append(total // max(metadata.num_rows, 1))
         return max(sizes)
 
-    def _open(self, pin: FilePin, path: Path) -> pq.ParquetFile:
-        if not path.is_file():
+    def _open(self, pin: FilePin, place: Place) -> pq.ParquetFile:
+        found = place.stat()
+        if found is None:
             raise SnapshotError(
-                f"The snapshot file {path} is missing. Restore it; or, if it was moved, set snapshot.path to where it is "
+                f"The snapshot file {place.uri} is missing. Restore it; or, if it was moved, set snapshot.path to where it is "
                 "now and pin again."
             )
-        if path.stat().st_size != pin.size:
+        if found[0] != pin.size:
             raise SnapshotError(
-                f"The snapshot file {path} has {path.stat().st_size:,} bytes where {pin.size:,} were pinned. "
+                f"The snapshot file {place.uri} has {found[0]:,} bytes where {pin.size:,} were pinned. "
                 "It was changed after pinning: restore it, or pin a new version."
             )
-        file = open_parquet(path)
+        file = place.parquet()
         if file.metadata.num_rows != pin.rows:
             raise SnapshotError(
-                f"The snapshot file {path} has {file.metadata.num_rows:,} rows where {pin.rows:,} were pinned. "
+                f"The snapshot file {place.uri} has {file.metadata.num_rows:,} rows where {pin.rows:,} were pinned. "
                 "It was changed after pinning: restore it, or pin a new version."
             )
         return file

@@ -30,14 +30,14 @@ class VersionFiles:
         data = dump_version(version)
         if not self._objects.put_if_absent(key, data):
             data = self._objects.get(key)
-            version = load_version(data, expected_id=version.id, where=str(self._objects.path(key)))
+            version = load_version(data, expected_id=version.id, where=self._objects.uri(key))
         self._ledger.plans.register(version, file_sha256=file_sha256(data))
         return version
 
     def read(self, registered: RegisteredVersion) -> JobVersion:
         """Load a version. Raises VersionError when its file is missing or was edited."""
         key = self.key(registered.job, registered.job_version)
-        where = str(self._objects.path(key))
+        where = self._objects.uri(key)
         try:
             data = self._objects.get(key)
         except StoreError as error:

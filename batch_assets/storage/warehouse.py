@@ -54,14 +54,15 @@ class Catalog:
 
     def add(self, published: PublishedFiles) -> None:
         """Make a job's view. Raises StoreError when its files are missing or cannot be read."""
-        paths = [(self._objects.path(str(file["key"])), file["bytes"]) for file in published.files]
-        wrong = [path for path, size in paths if not path.is_file() or path.stat().st_size != size]
+        keys = [(str(file["key"]), file["bytes"]) for file in published.files]
+        wrong = [self._objects.uri(key) for key, size in keys if self._objects.size(key) != size]
         if wrong:
             raise StoreError(
                 f"{len(wrong)} files of {published.job_version} are missing or not as sealed, {wrong[0]} first. "
                 "Nothing was changed; restore them from a backup."
             )
         with duckdb.connect(str(self._built)) as connection, readable(f"The files of {published.job_version}"):
+            self._objects.attach(connection)
             _create_view(connection, self._objects, published)
         self._jobs.append(published.job)
 
@@ -96,7 +97,7 @@ def open_warehouse(target: Path) -> duckdb.DuckDBPyConnection:
 
 
 def _create_view(connection: duckdb.DuckDBPyConnection, objects: Objects, published: PublishedFiles) -> None:
-    files = parquet_rows(str(objects.path(str(file["key"]))) for file in published.files)
+    files = parquet_rows(objects.uri(str(file["key"])) for file in published.files)
     connection.execute(f"CREATE VIEW published.{quote_name(published.job)} AS SELECT * FROM {files}")
 
 

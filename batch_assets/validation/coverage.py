@@ -7,9 +7,6 @@ are worth.
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-
 from batch_assets.core.sql_text import quote_name
 from batch_assets.core.verdicts import Verdict
 from batch_assets.validation.evidence import Evidence
@@ -24,7 +21,7 @@ def coverage(evidence: Evidence) -> Verdict:
     missing = f"SELECT {record_id}::VARCHAR AS id FROM snapshot EXCEPT SELECT id FROM ({settled})"
     unknown = f"SELECT id FROM ({settled}) EXCEPT SELECT {record_id}::VARCHAR FROM snapshot"
     doubled = f"SELECT id FROM ({settled}) GROUP BY id HAVING count(*) > 1"
-    altered = [shard.path.name for shard in evidence.sealed if _digest(shard.path) != shard.sha256]
+    altered = [shard.key.rsplit("/", 1)[-1] for shard in evidence.sealed if shard.digest() != shard.sha256]
     numbers = {
         "records": evidence.version.records,
         "results": evidence.count("SELECT count(*) FROM results"),
@@ -56,10 +53,3 @@ def coverage(evidence: Evidence) -> Verdict:
         thresholds={"missing": 0, "unknown": 0, "doubled": 0, "files_altered": 0},
         example_ids=examples,
     )
-
-
-def _digest(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

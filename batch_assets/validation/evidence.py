@@ -1,19 +1,20 @@
 """What the checks look at: one read-only DuckDB connection with the version's tables.
 
-    snapshot       the pinned input records, with `__row`
-    results        the rows of all sealed files, with `_file`
-    dead_letters   record_id, shard, reason, error
-    baseline       the published version's results (only when there is one with the same category field)
+    snapshot            the pinned input records, with `__row`
+    results             the rows of all sealed files of this version, with the file's URI as `_file`
+    dead_letters        record_id, shard, reason, error
+    whole               what readers would see if this version were published; columns as in a sealed file
+    whole_dead_letters  record_id, reason, error of the records that would have no row there
+    baseline            what readers see now (only when something is published)
 
 Nothing here is held in memory per record; DuckDB reads the files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import duckdb
 import pyarrow as pa
@@ -29,10 +30,23 @@ EXAMPLES = 10
 class SealedShard:
     """A sealed file as the ledger recorded it."""
 
-    path: Path
+    key: str  # in the object store
+    uri: str  # what DuckDB reads
+    shard: int
     sha256: str
     rows: int
-    is_readable: bool  # there, and a Parquet file; what is not is in no table here
+    rows_found: int | None  # in the file itself; None: missing or not to be read, and so in no table here
+    has_right_columns: bool  # else what is missing or of another type was made null in `results`
+    open: Callable[[], IO[bytes]] = field(repr=False)
+    digest: Callable[[], str | None] = field(repr=False)  # of the file as it is now; None: missing
+
+    @property
+    def name(self) -> str:
+        return self.key.rsplit("/", 1)[-1]
+
+    @property
+    def is_readable(self) -> bool:
+        return self.rows_found is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +62,7 @@ class Evidence:
     sealed: Sequence[SealedShard]
     sealed_schema: pa.Schema
     baseline_version: str | None
+    recipes: Mapping[str, str]  # digest of the recipe of each version whose rows may be in `whole`
     connection: duckdb.DuckDBPyConnection = field(repr=False)
 
     def count(self, query: str) -> int:

@@ -51,7 +51,8 @@ def schema(evidence: Evidence) -> Verdict:
 def _check_file(
     shard: SealedShard, rules: pa.DataFrameSchema, evidence: Evidence, record_id: str
 ) -> tuple[Counter[str], list[str], int]:
-    table = pq.read_table(shard.path)
+    with shard.open() as file:
+        table = pq.read_table(file)
     wrong_types = [f"{field.name}: type" for field in evidence.sealed_schema if not _is_typed(table.schema, field)]
     if wrong_types:
         return Counter(wrong_types), [], table.num_rows
