@@ -71,6 +71,14 @@ class SchemaPin(Strict):
     sha256: str
 
 
+class ChangesPin(Strict):
+    """What makes a version incremental: its records replace or join those of `base`."""
+
+    base: str = Field(description="the version that was published when this one was pinned")
+    removed: FilePin | None = Field(None, description="ids that readers are not to see any more; Parquet, one column")
+    batch: str | None = Field(None, description="name of the nightly batch; it does not enter the version's digest")
+
+
 class JobVersion(Strict):
     """What `versions/<job>/<id>.json` holds."""
 
@@ -83,6 +91,7 @@ class JobVersion(Strict):
     decoding: DecodingSpec
     output_schema: SchemaPin
     shard_size: int = Field(ge=1)
+    changes: ChangesPin | None = None
     pinned_at: str = Field(description="ISO 8601, UTC")
 
     @property
@@ -103,8 +112,13 @@ class JobVersion(Strict):
         return -(-self.records // self.shard_size)
 
     def identity(self) -> dict[str, Any]:
-        """The pinned things. Adding a key here changes every version's id: bump `FORMAT` with it."""
+        """The pinned things. Adding a key here changes every version's id: bump `FORMAT` with it.
+
+        (`changes` is there for incremental versions only, so that it changed no id that existed.)
+        """
+        changes = {} if self.changes is None else {"changes": _identity_of_changes(self.changes)}
         return {
+            **changes,
             "job": self.job,
             "snapshot": {
                 "sources": [[pin.sha256, pin.size, pin.rows] for pin in self.snapshot.sources],
@@ -119,6 +133,31 @@ class JobVersion(Strict):
             "decoding": self.decoding.model_dump(mode="json"),
             "output_schema": self.output_schema.sha256,
         }
+
+    def recipe(self) -> dict[str, Any]:
+        """Everything that decides how a record is answered, under the name that an author knows it by.
+
+        Incremental versions share it with what they add to: rows of one recipe can stand in one table.
+        """
+        identity = self.identity()
+        snapshot = {key: value for key, value in identity["snapshot"].items() if key not in ("sources", "rows")}
+        return {
+            "snapshot columns": snapshot,
+            "model": identity["model"],
+            "prompt": identity["prompt"],
+            "decoding": identity["decoding"],
+            "output schema": identity["output_schema"],
+        }
+
+    @property
+    def recipe_digest(self) -> str:
+        """sha256 over the recipe, as 64 hex digits."""
+        return hashlib.sha256(canonical_json(self.recipe())).hexdigest()
+
+
+def _identity_of_changes(changes: ChangesPin) -> dict[str, Any]:
+    removed = changes.removed
+    return {"base": changes.base, "removed": [removed.sha256, removed.rows] if removed is not None else None}
 
 
 def canonical_json(value: Any) -> bytes:

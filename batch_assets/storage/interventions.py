@@ -18,6 +18,7 @@ from batch_assets.storage.database import Database
 from batch_assets.storage.partitions import drop_rows
 from batch_assets.storage.tables import (
     failures,
+    file_sets,
     outcomes,
     pointers,
     publications,
@@ -211,7 +212,7 @@ class Interventions:
             published = sa.select(publications.c.publication_id).where(publications.c.to_version == job_version)
             if version is None or version.retired_at is None or connection.execute(published.limit(1)).first():
                 return  # unknown, or readers have seen it
-            for table in (versions, shards, trials, retries, waste, throughput, verdicts):
+            for table in (versions, shards, trials, retries, waste, throughput, verdicts, file_sets):
                 connection.execute(sa.delete(table).where(table.c.job_version == job_version))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from batch_assets.storage.database import Database
+from batch_assets.storage.file_sets import FileSets
 from batch_assets.storage.interventions import Interventions
 from batch_assets.storage.leases import Leases
 from batch_assets.storage.outcomes import Outcomes
@@ -28,6 +29,7 @@ class Ledger:
         self.interventions = Interventions(self.database)
         self.progress = ProgressReader(self.database)
         self.publications = Publications(self.database)
+        self.file_sets = FileSets(self.database)
 
     def close(self) -> None:
         """Close all connections; the ledger must not be used afterwards."""

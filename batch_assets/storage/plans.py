@@ -42,6 +42,8 @@ class RegisteredVersion:
     cancelled: bool
     retired: bool
     file_sha256: str
+    base_version: str | None = None  # of an incremental version: what it holds the changes to
+    batch: str | None = None  # of an incremental version: the nightly batch that it was made from
     moved_files: Mapping[str, str] = field(default_factory=dict)  # snapshot files by digest: where they are now
 
 
@@ -65,6 +67,8 @@ class Plans:
                     "records": version.records,
                     "shards": version.shards,
                     "pinned_at": connection.scalar(sa.select(self._database.now())),
+                    "base_version": version.changes.base if version.changes is not None else None,
+                    "batch": version.changes.batch if version.changes is not None else None,
                 },
             )
 
@@ -176,6 +180,8 @@ def _registered(row: Any) -> RegisteredVersion:
         cancelled=row.cancelled_at is not None,
         retired=row.retired_at is not None,
         file_sha256=row.file_sha256,
+        base_version=row.base_version,
+        batch=row.batch,
         moved_files=json.loads(row.moved_files) if row.moved_files else {},
     )
 

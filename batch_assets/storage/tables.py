@@ -40,6 +40,7 @@ versions = Table(
     Column("cancelled_at", Float),
     Column("retired_at", Float),  # its rows in `outcomes` and `failures` are gone
     Column("base_version", Key),  # of an incremental version: what it holds the changes to
+    Column("batch", String),  # of an incremental version: the nightly batch that it was made from
     Index("versions_by_job", "job", "pinned_at"),
 )
 

@@ -14,6 +14,7 @@ Key = String().with_variant(String(collation="C"), "postgresql")
 def upgrade() -> None:
     op.add_column("publications", Column("override", Text))
     op.add_column("versions", Column("base_version", Key))
+    op.add_column("versions", Column("batch", String))
     op.create_table(
         "file_sets",
         Column("job_version", Key, primary_key=True),
