@@ -37,6 +37,8 @@ PIECES = (
 COLUMNS = ("record_id", "subject", "body", "record_class", "acl")
 WAIT_S = 120.0
 
+pytestmark = pytest.mark.xdist_group("browser")  # one UI at a time, and its tests in their order
+
 
 class Site:
     """A running UI with a published hostile job, and one that cannot be planned."""

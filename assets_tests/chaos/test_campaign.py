@@ -31,6 +31,7 @@ def campaign(*arguments: object, **environment: str) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_thirty_histories_of_faults_end_whole() -> None:
     """Whatever hits workers and stores: one outcome per record, and no work lost that nothing explains."""
@@ -41,6 +42,7 @@ def test_thirty_histories_of_faults_end_whole() -> None:
     assert f"{RUNS} of {RUNS} histories passed" in done.stdout
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_seen(bug: str, tmp_path: Path) -> None:
     """A campaign that stays green with a bug in every worker sees nothing."""

@@ -26,7 +26,7 @@ from assets_tests.contract.engines import (
 from batch_assets.errors import EngineDied, EngineUnavailable, SpecError
 
 # Importing vLLM warns of many things that are not ours to mend.
-vllm_marks = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
+vllm_marks = [pytest.mark.engine, pytest.mark.alone, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="session")
@@ -249,6 +249,7 @@ def starter(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.engine
+@pytest.mark.alone
 def test_no_engine_process_outlives_a_killed_worker(starter: subprocess.Popen[str]) -> None:
     """SIGKILL of the worker ends all processes of its engine."""
     processes = engine_processes(psutil.Process(starter.pid))
@@ -259,6 +260,7 @@ def test_no_engine_process_outlives_a_killed_worker(starter: subprocess.Popen[st
 
 
 @pytest.mark.engine
+@pytest.mark.alone
 def test_a_hung_engine_does_not_hold_its_worker(starter: subprocess.Popen[str]) -> None:
     """With the engine's processes frozen poll returns in time, shutdown kills them, and the worker exits."""
     processes = engine_processes(psutil.Process(starter.pid))

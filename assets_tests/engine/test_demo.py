@@ -17,7 +17,7 @@ import pytest
 from batch_assets.operations.jobs import PACKAGED
 from batch_assets.settings import Settings
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(900)]
 
 README = Path(__file__).parents[2] / "README.md"
 MAIN = "import sys; from batch_assets.cli.main import main; sys.argv[0] = 'batch-assets'; main()"

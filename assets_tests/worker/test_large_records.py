@@ -33,6 +33,7 @@ finally:
 """
 
 
+@pytest.mark.alone
 @pytest.mark.case("C59")
 def test_memory_does_not_grow_with_large_records(home: Home) -> None:
     """A gigabyte of records goes through a worker that never holds more than a few hundred megabytes."""
