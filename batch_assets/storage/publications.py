@@ -11,24 +11,31 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from batch_assets.core.verdicts import Verdict
-from batch_assets.errors import GateError, PublicationConflict
+from batch_assets.errors import GateError, InputError, PublicationConflict
 from batch_assets.storage.database import Database
-from batch_assets.storage.tables import pointers, publications, shards, verdicts, versions
+from batch_assets.storage.tables import pointers, publications, shards, swept, verdicts, versions
 from batch_assets.storage.upsert import insert_if_absent, insert_or_replace
+
+_WRITTEN = ("publication_id", "job", "kind", "from_version", "to_version", "who")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
     """One move of the pointer."""
 
-    publication_id: str  # chosen by the caller; a second try with the same id is a no-op
+    publication_id: str  # chosen by the caller; a second try with the same id moves nothing
     job: str
     kind: Literal["publish", "rollback"]
     from_version: str | None  # what the pointer must show for the move to happen
     to_version: str
     who: str
     verdicts: Mapping[str, Any]
-    at: str = ""  # set by the ledger
+    replaces: str | None = None  # the publication that the pointer must show; left out, `from_version` is enough
+    reopened: int | None = None  # how often shards had been reopened when its verdicts were read
+    override: str | None = None  # why it was published although checks that block had failed
+    overrode: tuple[str, ...] = ()  # these checks
+    at: str = ""  # set by the ledger, ISO 8601, UTC
+    sequence: int = 0  # set by the ledger: counts the job's moves from 1
 
 
 class Publications:
@@ -48,44 +55,74 @@ class Publications:
             rows = connection.execute(sa.select(pointers.c.job, pointers.c.job_version))
             return {row[0]: row[1] for row in rows}
 
-    def move(self, publication: Publication) -> None:
-        """Switch the pointer and write the history line, in one transaction.
+    def pointer(self, job: str) -> Publication | None:
+        """The move that the pointer of this job stands for; None when nothing is published."""
+        with self._database.read() as connection:
+            row = connection.execute(_standing().where(pointers.c.job == job)).first()
+        return None if row is None else _publication(row)
 
-        Raises PublicationConflict when the pointer does not show `from_version`, and GateError when the
-        version has shards that are not completed, or is retired. A publication id that is in the history already has
-        happened, and is not repeated.
+    def pointers(self) -> dict[str, Publication]:
+        """For every job that has something published, the move that its pointer stands for."""
+        with self._database.read() as connection:
+            return {row.job: _publication(row) for row in connection.execute(_standing().order_by(pointers.c.job))}
+
+    def find(self, publication_id: str) -> Publication | None:
+        """The move with this id, if it has happened."""
+        with self._database.read() as connection:
+            row = connection.execute(_by_id(publication_id)).first()
+        return None if row is None else _publication(row)
+
+    def reopenings(self, job_version: str) -> int:
+        """How often shards of the version were reopened; the content of a complete version changes no other way."""
+        with self._database.read() as connection:
+            return _reopenings(connection, job_version)
+
+    def move(self, publication: Publication) -> Publication:
+        """Switch the pointer and write the history line, in one transaction; returns the move as it stands there.
+
+        A publication id that is in the history already has happened, and is not repeated: the answer is
+        the move that it stands for. Raises PublicationConflict when the pointer does not show what the
+        publication replaces, InputError when its id stands for another move, and GateError when the
+        version has shards that are not completed, was changed since it was judged, is retired, or had
+        its files removed.
         """
         with self._database.write("publish") as connection:
-            # Whoever puts dead letters back locks the same row: a version is reopened or published, never both.
+            # Whoever puts dead letters back, or sweeps files, locks the same row: one of the two, never both.
             retired_at = connection.scalar(
                 sa.select(versions.c.retired_at)
                 .where(versions.c.job_version == publication.to_version)
                 .with_for_update()
             )
-            known = sa.select(publications.c.job).where(publications.c.publication_id == publication.publication_id)
-            if connection.execute(known).first() is not None:
-                return  # after the lock: the first try may have been committing until now
+            # After the lock: the first try may have been committing until now.
+            known = connection.execute(_by_id(publication.publication_id)).first()
+            if known is not None:
+                return refuse_other_use(_publication(known), publication)
             if retired_at is not None and publication.kind == "publish":
                 raise GateError(
                     f"{publication.to_version} was retired and is not published. If it was published before, "
                     f"`batch-assets rollback {publication.job} --to {publication.to_version}` goes back to it."
                 )
+            refuse_swept(connection, publication.to_version)
             self._refuse_open_shards(connection, publication.to_version)
-            if not self._swap(connection, publication):
-                found = connection.scalar(sa.select(pointers.c.job_version).where(pointers.c.job == publication.job))
-                raise PublicationConflict(
-                    f"{publication.job} shows {found or 'nothing'} now, not {publication.from_version or 'nothing'}: "
-                    "somebody published meanwhile. Nothing was changed; look at `batch-assets versions` and decide again.",
-                    expected=publication.from_version,
-                    found=found,
+            if publication.reopened not in (None, _reopenings(connection, publication.to_version)):
+                raise GateError(
+                    f"{publication.to_version} was changed after it was judged: dead letters were put back. Nothing was "
+                    f"published; `batch-assets check {publication.to_version}` judges it as it is now."
                 )
-            row = asdict(publication)
-            row["verdicts"] = json.dumps(row["verdicts"])
+            if not self._swap(connection, publication):
+                raise _conflict(connection, publication)
+            row = {name: getattr(publication, name) for name in _WRITTEN}
+            row["verdicts"] = json.dumps(dict(publication.verdicts))
+            row["override"] = _override_text(publication)
             row["at"] = connection.scalar(sa.select(self._database.now()))
             last = sa.select(sa.func.coalesce(sa.func.max(publications.c.sequence), 0))
             # The pointer's row is ours until the commit, so no other move can take the same number.
             row["sequence"] = int(connection.scalar(last.where(publications.c.job == publication.job)) or 0) + 1
-            connection.execute(sa.insert(publications), row)
+            inserted = insert_if_absent(connection, publications).returning(publications)
+            written = connection.execute(inserted, row).first()
+            if written is None:  # another job took the id between our look and now
+                raise InputError(_USED.format(id=publication.publication_id, by="another job"))
+            return _publication(written)
 
     @staticmethod
     def _refuse_open_shards(connection: sa.Connection, job_version: str) -> None:
@@ -106,6 +143,9 @@ class Publications:
         moved = sa.update(pointers).where(
             pointers.c.job == publication.job, pointers.c.job_version == publication.from_version
         )
+        if publication.replaces is not None:
+            # A version may be published, replaced and rolled back to: the same version is not the same publication.
+            moved = moved.where(pointers.c.publication_id == publication.replaces)
         return connection.execute(moved.values(values)).rowcount == 1
 
     def history(self, job: str | None = None) -> list[Publication]:
@@ -152,7 +192,68 @@ class Publications:
         return [Verdict(**{**body, "example_ids": tuple(body["example_ids"])}) for body in bodies]
 
 
+def refuse_swept(connection: sa.Connection, job_version: str) -> None:
+    """Raise GateError for a version whose files retention has removed."""
+    row = connection.execute(sa.select(swept).where(swept.c.job_version == job_version)).first()
+    if row is not None:
+        raise GateError(
+            f"The files of {job_version} were removed by {row.who} on {_iso(row.at)} (`batch-assets sweep`), so readers cannot "
+            "be taken to it any more; they see what they saw. To have its results again, pin and run the job anew."
+        )
+
+
+def refuse_other_use(known: Publication, wanted: Publication) -> Publication:
+    """The known move, if its id was meant for the same one. Raises InputError otherwise."""
+    if (known.job, known.kind, known.to_version) != (wanted.job, wanted.kind, wanted.to_version):
+        raise InputError(
+            _USED.format(id=known.publication_id, by=f"the {known.kind} of {known.to_version} in {known.job}")
+        )
+    return known
+
+
+_USED = "The publish id {id!r} was used for {by}. Nothing was changed; give this move an id of its own."
+
+
+def _conflict(connection: sa.Connection, publication: Publication) -> PublicationConflict:
+    row = connection.execute(sa.select(pointers).where(pointers.c.job == publication.job)).first()
+    found = None if row is None else row.job_version
+    detail = ""
+    if row is not None and publication.replaces is not None:
+        detail = f" (expected publication {publication.replaces}, found {row.publication_id})"
+    return PublicationConflict(
+        f"{publication.job} shows {found or 'nothing'} now, and {publication.from_version or 'nothing'} was expected{detail}: "
+        "somebody published meanwhile. Nothing was changed; look at `batch-assets history "
+        f"{publication.job}` and decide again.",
+        expected=publication.from_version,
+        found=found,
+    )
+
+
+def _standing() -> sa.Select[Any]:
+    return sa.select(publications).join(pointers, pointers.c.publication_id == publications.c.publication_id)
+
+
+def _by_id(publication_id: str) -> sa.Select[Any]:
+    return sa.select(publications).where(publications.c.publication_id == publication_id)
+
+
+def _reopenings(connection: sa.Connection, job_version: str) -> int:
+    total = sa.cast(sa.func.coalesce(sa.func.sum(shards.c.reopened), 0), sa.BigInteger)
+    return int(connection.scalar(sa.select(total).where(shards.c.job_version == job_version)) or 0)
+
+
+def _override_text(publication: Publication) -> str | None:
+    if publication.override is None:
+        return None
+    return json.dumps({"reason": publication.override, "checks": list(publication.overrode)})
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
 def _publication(row: Any) -> Publication:
+    override = json.loads(row.override) if row.override else {}
     return Publication(
         publication_id=row.publication_id,
         job=row.job,
@@ -161,5 +262,8 @@ def _publication(row: Any) -> Publication:
         to_version=row.to_version,
         who=row.who,
         verdicts=json.loads(row.verdicts),
-        at=datetime.fromtimestamp(row.at, UTC).isoformat(timespec="milliseconds"),
+        override=override.get("reason"),
+        overrode=tuple(override.get("checks", ())),
+        at=_iso(row.at),
+        sequence=row.sequence,
     )
