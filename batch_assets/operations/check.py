@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from batch_assets.core.sql_text import parquet_rows, quote_text
+from batch_assets.core.sql_text import parquet_rows, quote_name, quote_text
 from batch_assets.core.verdicts import Verdict
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.intervene import refuse_retired
@@ -27,7 +28,7 @@ from batch_assets.validation.coverage import coverage
 from batch_assets.validation.dead_letters import dead_letters
 from batch_assets.validation.drift import drift
 from batch_assets.validation.evaluation import evaluation
-from batch_assets.validation.evidence import Evidence, SealedShard
+from batch_assets.validation.evidence import Evidence, SealedShard, is_typed
 from batch_assets.validation.schema import schema
 
 CHECKS: dict[str, Callable[[Evidence], Verdict]] = {
@@ -65,7 +66,6 @@ def gather_evidence(deployment: Deployment, registered: RegisteredVersion) -> It
     job, version = deployment.job(registered.job), deployment.version(registered)
     reader, model = deployment.reader(version), output_model(deployment, version)
     reader.verify_files()
-    sealed = sealed_shards(deployment, version.id)
     columns = sealed_schema(version, model, reader.schema())
     baseline = deployment.ledger.publications.current(job.name)
     with duckdb.connect() as connection:
@@ -74,10 +74,15 @@ def gather_evidence(deployment: Deployment, registered: RegisteredVersion) -> It
         connection.execute(f"SET temp_directory = {quote_text(str(deployment.settings.root / 'scratch'))}")
         deployment.objects.attach(connection)
         create_snapshot_view(connection, reader)
+        sealed = [
+            _as_far_as_it_can_be_read(connection, shard) for shard in sealed_shards(deployment, version.id, columns)
+        ]
         _create_results(connection, "results", sealed, columns)
         _create_dead_letters(connection, deployment, version.id)
+        connection.execute("CREATE VIEW whole AS SELECT * EXCLUDE (_file) FROM results")
+        connection.execute("CREATE VIEW whole_dead_letters AS SELECT record_id, reason, error FROM dead_letters")
         if baseline is not None:
-            _create_results(connection, "baseline", sealed_shards(deployment, baseline), columns)
+            _create_baseline(connection, deployment, baseline, columns)
         yield Evidence(
             version=version,
             model=model,
@@ -88,40 +93,63 @@ def gather_evidence(deployment: Deployment, registered: RegisteredVersion) -> It
             sealed=sealed,
             sealed_schema=columns,
             baseline_version=baseline,
+            recipes={version.id: version.recipe_digest},
             connection=connection,
         )
 
 
-def sealed_shards(deployment: Deployment, job_version: str) -> list[SealedShard]:
-    """The version's sealed files as the ledger recorded them."""
+def sealed_shards(deployment: Deployment, job_version: str, columns: pa.Schema) -> list[SealedShard]:
+    """The version's sealed files as the ledger recorded them, and how their columns differ from these."""
     return [
-        _sealed_shard(deployment.objects, row)
+        _sealed_shard(deployment.objects, row, columns)
         for row in deployment.ledger.progress.shards(job_version, state="completed")
     ]
 
 
-def _sealed_shard(objects: Objects, row: ShardRow) -> SealedShard:
+def _sealed_shard(objects: Objects, row: ShardRow, columns: pa.Schema) -> SealedShard:
     key = str(row.sealed_key)
+    rows, found = _footer(objects, key)
+    expected = {} if rows is None else {field.name: field for field in columns}
+    missing = tuple(name for name in expected if name not in found.names)
     return SealedShard(
         key=key,
         uri=objects.uri(key),
+        shard=row.shard,
         sha256=str(row.sealed_sha256),
         rows=row.results,
-        is_readable=_is_readable(objects, key),
+        rows_found=rows,
+        columns_missing=missing,
+        columns_mistyped=tuple(
+            name for name, field in expected.items() if name not in missing and not is_typed(found, field)
+        ),
         open=partial(objects.open, key),
         digest=lambda: objects.sha256(key) if objects.exists(key) else None,
     )
 
 
-def _is_readable(objects: Objects, key: str) -> bool:
+def _footer(objects: Objects, key: str) -> tuple[int | None, pa.Schema]:
+    """Row count and columns of a file; nothing when it is missing or no Parquet file."""
     if not objects.exists(key):
-        return False
+        return None, pa.schema([])
     with objects.open(key) as file:
         try:
-            pq.read_metadata(file)
+            metadata = pq.read_metadata(file)
+            return metadata.num_rows, metadata.schema.to_arrow_schema()
         except (OSError, pa.ArrowException):
-            return False
-    return True
+            return None, pa.schema([])
+
+
+def _as_far_as_it_can_be_read(connection: duckdb.DuckDBPyConnection, shard: SealedShard) -> SealedShard:
+    """A file that is not the one recorded is read through once: damage must not end a check halfway."""
+    digest = shard.digest()
+    shard = replace(shard, digest=lambda: digest)  # a file is hashed once, whichever checks ask for it
+    if digest == shard.sha256 or not shard.is_readable:
+        return shard
+    try:
+        connection.execute(f"SELECT max(hash(file)) FROM {parquet_rows([shard.uri])} AS file").fetchall()
+    except (duckdb.Error, UnicodeDecodeError):
+        return replace(shard, rows_found=None)
+    return shard
 
 
 def _pinned_field(field: str | None, model: type[BaseModel]) -> str | None:
@@ -132,12 +160,35 @@ def _pinned_field(field: str | None, model: type[BaseModel]) -> str | None:
 def _create_results(
     connection: duckdb.DuckDBPyConnection, name: str, sealed: Sequence[SealedShard], columns: pa.Schema
 ) -> None:
-    present = [shard.uri for shard in sealed if shard.is_readable]
-    if present:
-        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {parquet_rows(present)}")
-    else:
-        connection.register(f"{name}_empty", columns.empty_table())
-        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {name}_empty")
+    """A view of all files, with these columns whatever is in a file, and the file's URI as `_file`."""
+    connection.register(f"{name}_empty", columns.empty_table())
+    described = connection.execute(f"DESCRIBE {name}_empty").fetchall()
+    types = {str(row[0]): str(row[1]) for row in described}
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for shard in sealed:
+        if shard.is_readable:
+            alike.setdefault((shard.columns_missing, shard.columns_mistyped), []).append(shard.uri)
+    parts = []
+    for (missing, mistyped), uris in sorted(alike.items()):
+        casts = [f"TRY_CAST({quote_name(one)}::VARCHAR AS {types[one]}) AS {quote_name(one)}" for one in mistyped]
+        nulls = [f"NULL::{types[one]} AS {quote_name(one)}" for one in missing]
+        everything = f"* REPLACE ({', '.join(casts)})" if casts else "*"
+        files = parquet_rows(uris, "filename = '_file'")
+        parts.append(f"SELECT {', '.join([everything, *nulls])} FROM {files}")
+    parts = parts or [f"SELECT *, NULL::VARCHAR AS _file FROM {name}_empty"]
+    connection.execute(f"CREATE VIEW {name} AS {' UNION ALL BY NAME '.join(parts)}")
+
+
+def _create_baseline(
+    connection: duckdb.DuckDBPyConnection, deployment: Deployment, job_version: str, columns: pa.Schema
+) -> None:
+    """The published version's rows: it may have another output schema, which its own files tell."""
+    for row in deployment.ledger.progress.shards(job_version, state="completed"):
+        rows, found = _footer(deployment.objects, str(row.sealed_key))
+        if rows is not None:
+            columns = found
+            break
+    _create_results(connection, "baseline", sealed_shards(deployment, job_version, columns), columns)
 
 
 def _create_dead_letters(connection: duckdb.DuckDBPyConnection, deployment: Deployment, job_version: str) -> None:

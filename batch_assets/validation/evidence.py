@@ -36,7 +36,8 @@ class SealedShard:
     sha256: str
     rows: int
     rows_found: int | None  # in the file itself; None: missing or not to be read, and so in no table here
-    has_right_columns: bool  # else what is missing or of another type was made null in `results`
+    columns_missing: tuple[str, ...]  # null in `results`
+    columns_mistyped: tuple[str, ...]  # cast in `results`, null where that cannot be
     open: Callable[[], IO[bytes]] = field(repr=False)
     digest: Callable[[], str | None] = field(repr=False)  # of the file as it is now; None: missing
 
@@ -74,3 +75,12 @@ class Evidence:
         """The first column of a query's answer, as text; at most EXAMPLES."""
         rows = self.connection.execute(f"SELECT * FROM ({query}) LIMIT {EXAMPLES}").fetchall()
         return tuple(str(row[0]) for row in rows)
+
+
+def is_typed(found: pa.Schema, field: pa.Field) -> bool:
+    """Whether a file holds a column with its type; a dictionary is a way of storing it."""
+    return bool(_plain(found.field(field.name).type) == _plain(field.type))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
