@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 # Names become asset keys, folder names and SQL identifiers, so they are kept to what all three allow.
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+SAMPLE_MAX = 5000  # graded results are held in memory, each with its record
 
 
 class Strict(BaseModel):
@@ -111,31 +112,100 @@ class EngineSpec(Strict):
 
 
 class DriftGate(Strict):
-    """Category distribution against the published version."""
+    """Results against the published version. What fails is beyond its maximum and beyond chance."""
 
     field: str | None = Field(None, description="an enum field of the output schema; the first one by default")
     psi_max: float = Field(0.25, ge=0, description="population stability index; 0.25 is the usual alarm level")
+    total_variation_max: float = Field(0.1, ge=0, le=1, description="share of records in another category, net")
+    category_move_max: float = Field(0.01, ge=0, le=1, description="change of one category's share; 0.01 is a point")
+    length_distance_max: float = Field(0.1, ge=0, le=1, description="Kolmogorov-Smirnov distance of lengths")
+    null_move_max: float = Field(0.01, ge=0, le=1, description="change of an optional field's share of nulls")
+    churn_max: float | None = Field(None, ge=0, le=1, description="records with another category; only told by default")
+    false_alarms: float = Field(0.001, gt=0, lt=0.5, description="how often chance alone may fail each question")
     blocking: bool = True
+
+
+class GroundednessGate(Strict):
+    """What an answer may say only if its record says it."""
+
+    entities: tuple[ColumnName, ...] = Field((), description="fields whose texts must occur in the record")
+    summary: ColumnName | None = Field(None, description="a field that is neither empty nor the record itself")
+    min: float = Field(0.8, ge=0, le=1, description="share of sampled results, lower end of its interval")
+
+    @model_validator(mode="after")
+    def _names_a_field(self) -> GroundednessGate:
+        if not self.entities and self.summary is None:
+            raise ValueError("names no field; give entities, summary or both")
+        return self
+
+
+class GraderGate(Strict):
+    """A function of the job's folder that grades one result."""
+
+    file: str = "graders.py"
+    function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    min: float = Field(ge=0, le=1, description="mean grade of the sample, lower end of its interval")
+
+
+class JudgeGate(Strict):
+    """A second prompt, answered by the job's model on the job's engine, that scores results."""
+
+    prompt: str = "judge.md"
+    format: Literal["chat", "plain"] | None = Field(None, description="the job's, when left out")
+    output_schema: str = "judge_schema.py"
+    score: ColumnName = Field(description="field of the judge's schema: a bool, or a number from 0 to 1")
+    min: float = Field(ge=0, le=1, description="mean score of the sample, lower end of its interval")
+    sample: int = Field(200, ge=1, le=SAMPLE_MAX)
+    decoding: DecodingSpec | None = Field(None, description="the job's, when left out")
+    script: str | None = Field(None, description="scripted engine only: the judge's own script")
 
 
 class EvaluationGate(Strict):
-    """Agreement with labels that people gave."""
+    """Grades of a sample of results; every minimum is compared with the lower end of a 95 % interval."""
 
-    golden: str = "golden.jsonl"
+    golden: str | None = Field(None, description="labels by people; golden.jsonl when a minimum for them is set")
     field: str | None = Field(None, description="field compared; the first enum field by default")
-    accuracy_min: float = Field(ge=0, le=1, description="share of golden records answered as labelled")
+    accuracy_min: float | None = Field(None, ge=0, le=1, description="share of golden records answered as labelled")
+    macro_f1_min: float | None = Field(None, ge=0, le=1, description="mean F1 of the labels")
+    sample: int = Field(300, ge=1, le=SAMPLE_MAX, description="records whose results are graded")
+    sample_seed: int = Field(0, ge=0)
+    groundedness: GroundednessGate | None = None
+    graders: tuple[GraderGate, ...] = ()
+    judge: JudgeGate | None = None
     blocking: bool = True
+
+    @property
+    def golden_file(self) -> str | None:
+        """The file of golden labels; None when the suite has none."""
+        if self.accuracy_min is None and self.macro_f1_min is None:
+            return None
+        return self.golden or "golden.jsonl"
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> EvaluationGate:
+        if self.golden is not None and self.golden_file is None:
+            raise ValueError("golden labels need a minimum; add accuracy_min (or macro_f1_min)")
+        if self.golden_file is None and not (self.groundedness or self.graders or self.judge):
+            raise ValueError("asks for nothing; add accuracy_min, macro_f1_min, groundedness, graders or judge")
+        names = [grader.function for grader in self.graders]
+        if len(set(names)) != len(names):
+            raise ValueError("names a grader's function twice; functions need different names")
+        return self
 
 
 class DeadLetterGate(Strict):
     """How many records may be given up."""
 
     rate_max: float = Field(0.01, ge=0, le=1)
+    cluster_ratio_max: float | None = Field(5.0, gt=1, description="rate of one kind of input over the rest's; null: off")
+    cluster_min: int = Field(5, ge=1, description="fewer dead letters of a kind are no cluster")
+    false_alarms: float = Field(0.001, gt=0, lt=0.5, description="how often chance alone may make a cluster")
     blocking: bool = True
 
 
 class GateSpec(Strict):
-    """Thresholds of the checks. Coverage and schema are always on and always block."""
+    """Thresholds of the checks. Coverage, schema, access_labels and one_recipe have none: they are always on
+    and always block."""
 
     drift: DriftGate = DriftGate()
     evaluation: EvaluationGate | None = None
