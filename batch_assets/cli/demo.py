@@ -14,11 +14,12 @@ from batch_assets.cli.job import print_pinned, run
 from batch_assets.core.verdicts import Verdict, refusals
 from batch_assets.errors import GateError
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.export import results_of
+from batch_assets.operations.export import rows_of
 from batch_assets.operations.pin import pin
 from batch_assets.operations.plan import plan
 from batch_assets.operations.publish import current_verdicts
 from batch_assets.operations.status import status
+from batch_assets.operations.whole import sealed_files
 from batch_assets.storage.plans import RegisteredVersion
 
 SAMPLE_ROWS = 5
@@ -97,7 +98,7 @@ def summary(here: Deployment, registered: RegisteredVersion) -> None:
 
 def sample(here: Deployment, job_version: str) -> None:
     """The first rows of the version, cut to fit."""
-    with results_of(here, job_version) as connection:
+    with rows_of(here, job_version, sealed_files(here, job_version)) as connection:
         found = connection.execute(f"SELECT * EXCLUDE (_job_version, _stored_at) FROM results LIMIT {SAMPLE_ROWS}")
         names = [column[0] for column in found.description or ()]
         rows = [[_cell(value) for value in row] for row in found.fetchall()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,9 +13,11 @@ import typer
 from batch_assets.cli import render
 from batch_assets.cli.common import JsonFlag, VersionArgument, deployment
 from batch_assets.cli.progress import run_with_progress
+from batch_assets.core.version import JobVersion
 from batch_assets.errors import IncompleteError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.pin import Pinned, changed_since, pin
+from batch_assets.operations.pin_changes import pin_changes
 from batch_assets.operations.plan import plan
 from batch_assets.operations.status import status
 from batch_assets.operations.work import work
@@ -25,15 +28,36 @@ DRAINED = 75  # EX_TEMPFAIL: nothing is wrong, run it again
 
 def pin_command(
     job: Annotated[str, typer.Argument(metavar="JOB", help="the job's name, as in its defs.yaml")],
+    changes: Annotated[
+        Path | None,
+        typer.Option(
+            "--changes", metavar="SNAPSHOT", help="records changed or added since the published version: file or folder"
+        ),
+    ] = None,
+    removed: Annotated[
+        Path | None,
+        typer.Option("--removed", metavar="IDS", help="ids to remove: Parquet, CSV, JSONL, or text with one id a line"),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Freeze a job folder into a version: snapshot, weights, prompt, decoding and output schema."""
+    """Freeze a job folder into a version: snapshot, weights, prompt, decoding and output schema.
+
+    With --changes or --removed the version is incremental: it holds what has changed since the published
+    version, under the same recipe, and publishing merges the two.
+    """
     here = deployment()
-    pinned = pin(here, here.job(job))
+    if changes is None and removed is None:
+        pinned = pin(here, here.job(job))
+    else:
+        pinned = pin_changes(here, here.job(job), _absolute(changes), removed=_absolute(removed))
     if as_json:
         render.print_json(pinned_values(pinned))
     else:
         print_pinned(pinned)
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.expanduser().absolute()
 
 
 def pinned_values(pinned: Pinned) -> dict[str, Any]:
@@ -46,13 +70,22 @@ def pinned_values(pinned: Pinned) -> dict[str, Any]:
         "shards": version.shards,
         "shard_size": version.shard_size,
         "model_digest": version.model.digest,
+        "base": version.changes.base if version.changes is not None else None,
+        "removed": _removed(version),
         "notes": list(pinned.notes),
     }
+
+
+def _removed(version: JobVersion) -> int:
+    removed = version.changes.removed if version.changes is not None else None
+    return removed.rows if removed is not None else 0
 
 
 def print_pinned(pinned: Pinned) -> None:
     version = pinned.version
     shape = f"{version.records:,} records in {version.shards:,} shards"
+    if version.changes is not None:
+        shape = f"{shape} and {_removed(version):,} removals, changes to {version.changes.base}"
     if pinned.is_new:
         render.say(f"Pinned {pinned.job_version}: {shape}, model {version.model.name} ({version.model.digest[:12]})")
     else:

@@ -37,7 +37,7 @@ class SnapshotPin(Strict):
 
     sources: tuple[FilePin, ...]  # as the author gave them; these decide the identity
     files: tuple[FilePin, ...]  # Parquet, as the workers read them; same as sources for Parquet input
-    rows: int = Field(ge=1)
+    rows: int = Field(ge=0, description="0 only where an incremental version does nothing but remove")
     record_id: str
     text: tuple[str, ...]
     record_class: str | None
@@ -76,6 +76,7 @@ class ChangesPin(Strict):
 
     base: str = Field(description="the version that was published when this one was pinned")
     removed: FilePin | None = Field(None, description="ids that readers are not to see any more; Parquet, one column")
+    removed_digest: str | None = Field(None, description="sha256 over the ids themselves, however they are stored")
     batch: str | None = Field(None, description="name of the nightly batch; it does not enter the version's digest")
 
 
@@ -156,8 +157,7 @@ class JobVersion(Strict):
 
 
 def _identity_of_changes(changes: ChangesPin) -> dict[str, Any]:
-    removed = changes.removed
-    return {"base": changes.base, "removed": [removed.sha256, removed.rows] if removed is not None else None}
+    return {"base": changes.base, "removed": changes.removed_digest}
 
 
 def canonical_json(value: Any) -> bytes:

@@ -6,7 +6,7 @@ Written beside the target and renamed, so that a file that exists is whole.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,8 @@ import duckdb
 from batch_assets.core.sql_text import parquet_rows, quote_name, quote_text
 from batch_assets.errors import InputError, VersionError
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.publish import sealed_files
+from batch_assets.operations.whole import published_files, sealed_files
+from batch_assets.storage.file_sets import DataFile
 from batch_assets.storage.scan import MEMORY_LIMIT
 from batch_assets.storage.warehouse import readable
 
@@ -55,7 +56,9 @@ def export(deployment: Deployment, job_or_version: str, file_format: Format, out
         raise InputError(f"Cannot write {target}: the folder {target.parent} does not exist. Create it first.")
     if target.is_dir():
         raise InputError(f"Cannot write {target}: it is a folder. Name a file with --output.")
-    with results_of(deployment, job_version) as connection:
+    is_version = job_version == job_or_version
+    files = (sealed_files if is_version else published_files)(deployment, job_version)
+    with rows_of(deployment, job_version, files) as connection:
         columns = ", ".join(_column(row, file_format) for row in connection.execute("DESCRIBE results").fetchall())
         try:
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
@@ -84,16 +87,16 @@ def version_to_export(deployment: Deployment, job_or_version: str) -> str:
 
 
 @contextmanager
-def results_of(deployment: Deployment, job_version: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A DuckDB connection with the version's sealed rows as the view `results`."""
-    files = [deployment.objects.uri(str(file["key"])) for file in sealed_files(deployment, job_version)]
-    if not files:
+def rows_of(deployment: Deployment, job_version: str, files: Iterable[DataFile]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A DuckDB connection with the rows of these files of the version as the view `results`."""
+    uris = [deployment.objects.uri(file.key) for file in files]
+    if not uris:
         raise VersionError(f"{job_version} has no sealed shard yet; run `batch-assets run {job_version}` first.")
     with duckdb.connect() as connection, readable(f"The files of {job_version}"):
         connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
         connection.execute("SET enable_progress_bar = false")
         deployment.objects.attach(connection)
-        connection.execute(f"CREATE VIEW results AS SELECT * FROM {parquet_rows(files)}")
+        connection.execute(f"CREATE VIEW results AS SELECT * FROM {parquet_rows(uris)}")
         yield connection
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from batch_assets.core.version import FilePin, JobVersion, ModelPin, PromptPin, SchemaPin, SnapshotPin
+from batch_assets.core.version import ChangesPin, FilePin, JobVersion, ModelPin, PromptPin, SchemaPin, SnapshotPin
 from batch_assets.engine.create import create_encoder
 from batch_assets.engine.hardware import processor_dtype
 from batch_assets.engine.model_files import digest_model
 from batch_assets.errors import SpecError
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.jobs import SPEC_FILE, Job
+from batch_assets.operations.job_files import SPEC_FILE
+from batch_assets.operations.jobs import Job
 from batch_assets.settings import Settings
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.snapshots import SnapshotReader, pin_snapshot
@@ -36,8 +37,13 @@ def pin(deployment: Deployment, job: Job) -> Pinned:
 
     Raises SpecError, SnapshotError or ModelError, and changes nothing, when something does not fit.
     """
-    model = _pin_model(job, deployment.settings)
     snapshot = pin_snapshot(job.spec.snapshot, job.folder, deployment.objects)
+    return make_known(deployment, job, freeze(deployment, job, snapshot))
+
+
+def freeze(deployment: Deployment, job: Job, snapshot: SnapshotPin, changes: ChangesPin | None = None) -> JobVersion:
+    """The version that the folder stands for with this snapshot; nothing is written."""
+    model = _pin_model(job, deployment.settings)
     _check_template(job, snapshot, deployment)
     encoder = create_encoder(
         model, deployment.settings.models, instruction=job.template.instruction, prompt_format=job.spec.prompt.format
@@ -47,7 +53,7 @@ def pin(deployment: Deployment, job: Job) -> Pinned:
             f"{job.folder / SPEC_FILE}: key 'decoding.input_tokens_max': found {job.spec.decoding.input_tokens_max}, but the "
             f"instruction alone takes {encoder.overhead_tokens} tokens, so no record would fit."
         )
-    version = JobVersion(
+    return JobVersion(
         job=job.name,
         label=job.spec.label,
         snapshot=snapshot,
@@ -61,8 +67,13 @@ def pin(deployment: Deployment, job: Job) -> Pinned:
         decoding=job.spec.decoding,
         output_schema=SchemaPin(source=job.schema_source, sha256=_sha256(job.schema_source)),
         shard_size=job.spec.shard_size,
+        changes=changes,
         pinned_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def make_known(deployment: Deployment, job: Job, version: JobVersion) -> Pinned:
+    """Write and register a version, unless one with the same identity is there."""
     known = deployment.ledger.plans.find_digest(version.digest)
     if known is None:
         stands = deployment.version_files.write(version)
@@ -70,7 +81,7 @@ def pin(deployment: Deployment, job: Job) -> Pinned:
     stands = deployment.version(deployment.ledger.plans.get(known))
     moved = {
         now.sha256: now.key
-        for now, then in zip(snapshot.files, stands.snapshot.files, strict=True)
+        for now, then in zip(version.snapshot.files, stands.snapshot.files, strict=True)
         if now.sha256 == then.sha256 and now.key != then.key
     }
     deployment.ledger.plans.move_files(known, moved)

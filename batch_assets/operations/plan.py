@@ -47,6 +47,7 @@ def plan(deployment: Deployment, registered: RegisteredVersion) -> Plan:
     preparer = preparer_for(deployment, version)
     with scan(reader, deployment.settings.root / "scratch") as snapshot:
         _refuse_bad_ids(snapshot.id_problems(), version)
+        _refuse_changed_and_removed(deployment, version, snapshot)
         snapshot.read_through(version.snapshot.access_labels)
         dead = deployment.ledger.plans.write_plan(version, _known_dead(version, snapshot, preparer))
     return Plan(records=version.records, shards=version.shards, dead_letters=dead, is_new=True)
@@ -93,6 +94,18 @@ def _refuse_bad_ids(problems: IdProblems, version: JobVersion) -> None:
         raise SnapshotError(
             f"{problems.duplicated_ids:,} record ids are not unique ({column}: {names}{_more(problems.duplicated_ids)}). "
             "One id must be one record: repair the snapshot and pin again."
+        )
+
+
+def _refuse_changed_and_removed(deployment: Deployment, version: JobVersion, snapshot: SnapshotScan) -> None:
+    if version.changes is None or version.changes.removed is None:
+        return
+    count, examples = snapshot.ids_also_in(deployment.objects.uri(version.changes.removed.key))
+    if count:
+        names = ", ".join(map(quoted, examples))
+        raise SnapshotError(
+            f"{count:,} records are both changed and removed ({names}{_more(count)}). One of the two must be meant: repair "
+            "the lists and pin again."
         )
 
 

@@ -9,7 +9,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import stamina
 
@@ -18,6 +18,8 @@ from batch_assets.core.verdicts import CHECKS, Verdict, refusals
 from batch_assets.errors import GateError, StoreError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.jobs import Job
+from batch_assets.operations.merge import merge
+from batch_assets.operations.whole import published_files
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.publications import Publication
 from batch_assets.storage.warehouse import Catalog, PublishedFiles, write_pointer_object
@@ -77,6 +79,7 @@ def publish(deployment: Deployment, registered: RegisteredVersion) -> Published:
     if previous == job_version:
         refresh_catalog(deployment)
         return Published(job=registered.job, job_version=job_version, previous=previous, changed=False)
+    _refuse_other_base(registered, previous)
     job = deployment.job(registered.job)
     content, basis = content_digest(deployment, job_version), basis_digests(job, previous)
     verdicts = deployment.ledger.publications.verdicts_of(job_version, content, basis)
@@ -87,7 +90,9 @@ def publish(deployment: Deployment, registered: RegisteredVersion) -> Published:
             f"Reasons: {'; '.join(reasons)}. Run `batch-assets check {job_version}`, after mending the cause if there is one.",
             reasons=reasons,
         )
-    _verify_sealed(deployment, job_version)
+    if registered.base_version is not None:
+        merge(deployment, registered)
+    _verify_files(deployment, job_version)
     _move(deployment, registered.job, "publish", previous, job_version, verdicts)
     return Published(job=registered.job, job_version=job_version, previous=previous, changed=True)
 
@@ -140,29 +145,28 @@ def _add_if_readable(deployment: Deployment, catalog: Catalog, job: str, job_ver
 
 
 def _published_files(deployment: Deployment, job: str, job_version: str) -> PublishedFiles:
-    return PublishedFiles(job=job, job_version=job_version, files=list(sealed_files(deployment, job_version)))
+    files = [asdict(file) for file in published_files(deployment, job_version)]
+    return PublishedFiles(job=job, job_version=job_version, files=files)
 
 
-def _verify_sealed(deployment: Deployment, job_version: str) -> None:
+def _refuse_other_base(registered: RegisteredVersion, published: str | None) -> None:
+    """Changes are changes to one published version, and nothing else."""
+    if registered.base_version not in (None, published):
+        raise GateError(
+            f"{registered.job_version} holds changes to {registered.base_version}, but {registered.job} shows "
+            f"{published or 'nothing'} now. Nothing was changed. Pin the changes again, on what is published now: "
+            f"`batch-assets pin {registered.job} --changes SNAPSHOT`."
+        )
+
+
+def _verify_files(deployment: Deployment, job_version: str) -> None:
     """The files are still those that were judged. Raises StoreError naming the first that is not."""
-    for file in sealed_files(deployment, job_version):
-        key = str(file["key"])
-        if not deployment.objects.exists(key) or deployment.objects.sha256(key) != file["sha256"]:
+    for file in published_files(deployment, job_version):
+        if not deployment.objects.exists(file.key) or deployment.objects.sha256(file.key) != file.sha256:
             raise StoreError(
-                f"{deployment.objects.uri(key)} is missing or not the file that was sealed. {job_version} was not published; "
-                "restore the file from a backup."
+                f"{deployment.objects.uri(file.key)} is missing or not the file that was sealed. {job_version} was not "
+                "published; restore the file from a backup."
             )
-
-
-def sealed_files(deployment: Deployment, job_version: str) -> Iterator[dict[str, object]]:
-    """Key, digest, size and row count of the version's sealed files, in shard order."""
-    for shard in deployment.ledger.progress.shards(job_version, state="completed"):
-        yield {
-            "key": shard.sealed_key,
-            "sha256": shard.sealed_sha256,
-            "bytes": shard.sealed_bytes,
-            "rows": shard.results,
-        }
 
 
 def _move(

@@ -109,6 +109,13 @@ class SnapshotScan:
             duplicated_ids=doubled[0] if doubled else 0,
         )
 
+    def ids_also_in(self, uri: str) -> tuple[int, tuple[str, ...]]:
+        """How many record ids are listed in a Parquet file, in a column of the same name, and the first few."""
+        query = f"SELECT {self._id}::VARCHAR AS id FROM snapshot SEMI JOIN {parquet_rows([uri])} USING ({self._id})"
+        count = self._connection.execute(f"SELECT count(*) FROM ({query})").fetchone()
+        examples = self._connection.execute(f"{query} ORDER BY id LIMIT {EXAMPLES}").fetchall()
+        return (int(count[0]) if count else 0), tuple(str(row[0]) for row in examples)
+
     def read_through(self, columns: Sequence[str]) -> None:
         """Decode these columns: text that is not UTF-8 is found before anybody computes for it."""
         for name in columns:
