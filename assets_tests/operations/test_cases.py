@@ -64,11 +64,12 @@ def lost_once(monkeypatch: pytest.MonkeyPatch, *, times: int) -> list[str]:
     lost: list[str] = []
     move = Publications.move
 
-    def move_and_lose(publications: Publications, publication: Publication) -> None:
-        move(publications, publication)
+    def move_and_lose(publications: Publications, publication: Publication) -> Publication:
+        moved = move(publications, publication)
         if len(lost) < times:
             lost.append(publication.publication_id)
             raise StoreError("connection lost after COMMIT")
+        return moved
 
     monkeypatch.setattr(Publications, "move", move_and_lose)
     return lost

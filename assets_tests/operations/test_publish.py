@@ -12,9 +12,10 @@ import pytest
 from assets_tests.factories import PROMPT, make_job
 from assets_tests.homes import Home
 from batch_assets.errors import GateError, InputError, StoreError, VersionError
+from batch_assets.operations.catalog import refresh_catalog
 from batch_assets.operations.check import check
 from batch_assets.operations.export import export
-from batch_assets.operations.publish import publish, refresh_catalog, rollback
+from batch_assets.operations.publish import publish, rollback
 from batch_assets.operations.work import work
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.warehouse import open_warehouse

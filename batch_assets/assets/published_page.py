@@ -13,9 +13,9 @@ from batch_assets.assets.texts import clip
 from batch_assets.assets.version_page import column_descriptions
 from batch_assets.core.sql_text import quote_name
 from batch_assets.core.version import JobVersion
+from batch_assets.operations.catalog import open_published
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.publish import current_verdicts
-from batch_assets.storage.warehouse import open_warehouse
 
 SAMPLE_ROWS = 5
 
@@ -23,7 +23,7 @@ SAMPLE_ROWS = 5
 def published_metadata(deployment: Deployment, job: str, job_version: str) -> Mapping[str, dg.MetadataValue]:
     """Read from the catalog that readers open, so that the page shows what they get."""
     version = deployment.version(deployment.ledger.plans.get(job_version))
-    with open_warehouse(deployment.settings.warehouse) as connection:
+    with open_published(deployment) as connection:
         relation = f"published.{quote_name(job)}"
         schema = _schema(connection, relation, column_descriptions(deployment, version))
         rows = connection.execute(f"SELECT count(*) FROM {relation}").fetchone()

@@ -77,6 +77,11 @@ class Publications:
         with self._database.read() as connection:
             return _reopenings(connection, job_version)
 
+    def refuse_swept(self, job_version: str) -> None:
+        """Raise GateError for a version whose files were removed; `move` asks again, in its transaction."""
+        with self._database.read() as connection:
+            refuse_swept(connection, job_version)
+
     def move(self, publication: Publication) -> Publication:
         """Switch the pointer and write the history line, in one transaction; returns the move as it stands there.
 

@@ -1,27 +1,51 @@
-"""What readers open: a small DuckDB catalog of views over sealed files, swapped in one rename.
+"""What readers open: a small DuckDB catalog of views over immutable files, swapped in one rename.
 
 The truth is the ledger's pointer; the catalog is derived and can be rebuilt at any time. It is
 built beside the old one, closed, fsynced and renamed over it: readers keep the file that they have
-open, new ones see the new version, and nobody waits for a lock.
+open, new ones see the new version, and nobody waits for a lock. It carries a stamp of the pointers
+that it was made from, so that one that is missing, old or damaged is told from one that is not.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from batch_assets.core.sql_text import parquet_rows, quote_name, quote_text
 from batch_assets.errors import StoreError
+from batch_assets.failpoints import failpoint
+from batch_assets.storage.file_sets import DataFile
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.publications import Publication
+
+FORMAT = 2  # of the catalog; one of another format is old
+_STAMP = "batch_assets.stamp"
+_HISTORY = pa.schema(
+    [
+        ("job", pa.string()),
+        ("sequence", pa.int64()),
+        ("moved_at", pa.string()),
+        ("kind", pa.string()),
+        ("from_version", pa.string()),
+        ("to_version", pa.string()),
+        ("who", pa.string()),
+        ("verdicts", pa.string()),
+        ("override", pa.string()),
+        ("overrode", pa.list_(pa.string())),
+        ("publication_id", pa.string()),
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +54,8 @@ class PublishedFiles:
 
     job: str
     job_version: str
-    files: Sequence[Mapping[str, Any]]  # key, sha256, bytes, rows
+    publication_id: str
+    files: Sequence[DataFile]
 
 
 class Catalog:
@@ -42,7 +67,7 @@ class Catalog:
         self._objects = objects
         self._scratch = tempfile.TemporaryDirectory(dir=target.parent, prefix=".warehouse-")
         self._built = Path(self._scratch.name) / "warehouse.duckdb"
-        self._jobs: list[str] = []
+        self._standing: dict[str, str] = {}  # job -> publication
 
     def __enter__(self) -> Catalog:
         with duckdb.connect(str(self._built)) as connection:
@@ -54,8 +79,7 @@ class Catalog:
 
     def add(self, published: PublishedFiles) -> None:
         """Make a job's view. Raises StoreError when its files are missing or cannot be read."""
-        keys = [(str(file["key"]), file["bytes"]) for file in published.files]
-        wrong = [self._objects.uri(key) for key, size in keys if self._objects.size(key) != size]
+        wrong = [self._objects.uri(one.key) for one in published.files if self._objects.size(one.key) != one.bytes]
         if wrong:
             raise StoreError(
                 f"{len(wrong)} files of {published.job_version} are missing or not as sealed, {wrong[0]} first. "
@@ -63,16 +87,45 @@ class Catalog:
             )
         with duckdb.connect(str(self._built)) as connection, readable(f"The files of {published.job_version}"):
             self._objects.attach(connection)
-            _create_view(connection, self._objects, published)
-        self._jobs.append(published.job)
+            files = parquet_rows(self._objects.uri(one.key) for one in published.files)
+            connection.execute(f"CREATE VIEW published.{quote_name(published.job)} AS SELECT * FROM {files}")
+        self._standing[published.job] = published.publication_id
 
     def put_in_place(self, history: Iterable[Publication]) -> None:
         """Write the history and swap: readers keep what they have open, new ones see this."""
         with duckdb.connect(str(self._built)) as connection:
-            _create_history(connection, list(history), self._jobs)
+            _create_history(connection, history, list(self._standing))
+            connection.execute("CREATE SCHEMA batch_assets")
+            connection.execute(f"CREATE TABLE {_STAMP} AS SELECT ? AS stamp", [stamp(self._objects, self._standing)])
         _fsync(self._built)
+        failpoint("catalog.built")
+        _make_way(self._target)
         self._built.replace(self._target)
         _fsync(self._target.parent)
+        failpoint("catalog.replaced")
+
+
+def stamp(objects: Objects, standing: Mapping[str, str]) -> str:
+    """A digest of all that a catalog is made from: the publication of each job, and where the files are.
+
+    A publication's id is made once, so the history up to it is the same one, too.
+    """
+    made_from = [FORMAT, objects.uri(""), sorted(standing.items())]
+    return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
+
+
+def read_stamp(target: Path) -> str | None:
+    """The stamp of the catalog that is in place; None when there is none or it cannot be read to its end."""
+    if not target.is_file():
+        return None
+    try:
+        with open_warehouse(target) as connection:
+            # DuckDB checks each block that it reads against its checksum.
+            connection.execute("SELECT max(hash(h)) FROM published.history AS h").fetchall()
+            row = connection.execute(f"SELECT stamp FROM {_STAMP}").fetchone()
+    except (duckdb.Error, OSError):
+        return None
+    return None if row is None else str(row[0])
 
 
 @contextmanager
@@ -85,47 +138,53 @@ def readable(what: str) -> Iterator[None]:
         raise StoreError(f"{what} cannot be read: {problem}. Restore them from a backup.") from error
 
 
-def write_pointer_object(objects: Objects, published: PublishedFiles) -> None:
-    """The JSON pointer for readers that do not use DuckDB."""
-    body = {"job": published.job, "job_version": published.job_version, "files": list(published.files)}
-    objects.replace(f"published/{published.job}.json", json.dumps(body, indent=1).encode())
-
-
 def open_warehouse(target: Path) -> duckdb.DuckDBPyConnection:
-    """A read-only connection; many readers may have one at the same time."""
-    return duckdb.connect(str(target), read_only=True)
+    """A read-only connection; many readers may have one at the same time.
+
+    The catalog is attached, not opened by its name: within one process DuckDB gives everybody who opens
+    a name the file that the first of them still has open, however often it was replaced since.
+    """
+    connection = duckdb.connect()
+    try:
+        connection.execute(f"ATTACH {quote_text(str(target))} AS warehouse (READ_ONLY)")
+        connection.execute("USE warehouse")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, objects: Objects, published: PublishedFiles) -> None:
-    files = parquet_rows(objects.uri(str(file["key"])) for file in published.files)
-    connection.execute(f"CREATE VIEW published.{quote_name(published.job)} AS SELECT * FROM {files}")
-
-
-def _create_history(connection: duckdb.DuckDBPyConnection, history: list[Publication], jobs: list[str]) -> None:
+def _create_history(connection: duckdb.DuckDBPyConnection, history: Iterable[Publication], jobs: Iterable[str]) -> None:
+    rows = [
+        {
+            **{name: getattr(move, name) for name in _HISTORY.names if hasattr(move, name)},
+            "moved_at": move.at,
+            "verdicts": json.dumps(dict(move.verdicts)),
+            "overrode": list(move.overrode),
+        }
+        for move in history
+    ]
+    connection.register("rows", pa.Table.from_pylist(rows, schema=_HISTORY))
     connection.execute(
-        "CREATE TABLE published.history (job TEXT, moved_at TIMESTAMPTZ, kind TEXT, from_version TEXT, to_version TEXT,"
-        " who TEXT, verdicts JSON, publication_id TEXT)"
-    )
-    for move in history:
-        connection.execute(
-            "INSERT INTO published.history VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                move.job,
-                move.at,
-                move.kind,
-                move.from_version,
-                move.to_version,
-                move.who,
-                json.dumps(dict(move.verdicts)),
-                move.publication_id,
-            ],
-        )
+        "CREATE TABLE published.history AS SELECT * REPLACE (moved_at::TIMESTAMPTZ AS moved_at, verdicts::JSON AS verdicts) "
+        "FROM rows"
+    ).fetchall()
+    connection.unregister("rows")
     for job in jobs:
         connection.execute(
             f"CREATE VIEW published.{quote_name(job + '__history')} AS "
-            f"SELECT moved_at, kind, from_version, to_version, who, verdicts FROM published.history "
-            f"WHERE job = {quote_text(job)} ORDER BY moved_at DESC"
+            f"SELECT moved_at, kind, from_version, to_version, who, verdicts, override, overrode FROM published.history "
+            f"WHERE job = {quote_text(job)} ORDER BY sequence DESC"
         )
+
+
+def _make_way(target: Path) -> None:
+    """What a rename cannot replace, or what would be taken for a part of the new catalog, goes aside."""
+    if target.is_dir() and not target.is_symlink():
+        target.rename(target.with_name(f"{target.name}.set-aside-{uuid.uuid4().hex[:8]}"))
+    # Left by somebody who opened the catalog for writing; DuckDB would replay it over the new one.
+    with contextlib.suppress(FileNotFoundError):
+        target.with_name(f"{target.name}.wal").unlink()
 
 
 def _fsync(path: Path) -> None:
