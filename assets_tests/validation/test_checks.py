@@ -175,7 +175,8 @@ def test_evaluation_without_a_golden_record_in_the_snapshot_fails(home: Home) ->
     make_job(home.jobs, golden={"R-99999": "bug"})
     registered, _ = home.worked()
     evaluation = verdicts_of(home, registered)["evaluation"]
-    assert (evaluation.passed, evaluation.summary) == (False, "none of the 1 golden records is in the snapshot")
+    said = "none of the 1 golden records is in the snapshot; no baseline: nothing is published yet"
+    assert (evaluation.passed, evaluation.summary) == (False, said)
 
 
 def test_dead_letters_beyond_the_rate_block(home: Home) -> None:

@@ -197,7 +197,9 @@ class DeadLetterGate(Strict):
     """How many records may be given up."""
 
     rate_max: float = Field(0.01, ge=0, le=1)
-    cluster_ratio_max: float | None = Field(5.0, gt=1, description="rate of one kind of input over the rest's; null: off")
+    cluster_ratio_max: float | None = Field(
+        5.0, gt=1, description="rate of one kind of input over the rest's; null: off"
+    )
     cluster_min: int = Field(5, ge=1, description="fewer dead letters of a kind are no cluster")
     false_alarms: float = Field(0.001, gt=0, lt=0.5, description="how often chance alone may make a cluster")
     blocking: bool = True

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 import duckdb
 import pyarrow as pa
@@ -16,8 +15,16 @@ from pydantic import BaseModel
 from batch_assets.core.sql_text import parquet_rows, quote_name, quote_text
 from batch_assets.core.verdicts import Verdict
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.intervene import refuse_retired
+from batch_assets.operations.intervene import refuse_judge, refuse_retired
+from batch_assets.operations.judge import ask_judge
 from batch_assets.operations.publish import basis_digests, content_digest
+from batch_assets.operations.whole import (
+    create_dead_letters,
+    create_published,
+    create_whole,
+    lineage,
+    merged_manifest,
+)
 from batch_assets.operations.work import output_model
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.plans import RegisteredVersion
@@ -50,11 +57,14 @@ def check(deployment: Deployment, registered: RegisteredVersion, only: Sequence[
     one that is retired: what would be judged is gone.
     """
     refuse_retired(registered)
+    refuse_judge(registered)
     job = deployment.job(registered.job)
     names = job.required_checks if only is None else only
     content = content_digest(deployment, registered.job_version)
     basis = basis_digests(job, deployment.ledger.publications.current(job.name))
     with gather_evidence(deployment, registered) as evidence:
+        if "evaluation" in names and job.suite.judge is not None:
+            evidence = replace(evidence, judged=ask_judge(deployment, job, job.suite.judge, evidence))
         verdicts = [CHECKS[name](evidence) for name in names]
     deployment.ledger.publications.record_verdicts(registered.job_version, content, basis, verdicts)
     return verdicts
@@ -78,9 +88,8 @@ def gather_evidence(deployment: Deployment, registered: RegisteredVersion) -> It
             _as_far_as_it_can_be_read(connection, shard) for shard in sealed_shards(deployment, version.id, columns)
         ]
         _create_results(connection, "results", sealed, columns)
-        _create_dead_letters(connection, deployment, version.id)
-        connection.execute("CREATE VIEW whole AS SELECT * EXCLUDE (_file) FROM results")
-        connection.execute("CREATE VIEW whole_dead_letters AS SELECT record_id, reason, error FROM dead_letters")
+        create_dead_letters(connection, "dead_letters", deployment, version.id)
+        create_whole(connection, deployment, version, columns)
         if baseline is not None:
             _create_baseline(connection, deployment, baseline, columns)
         yield Evidence(
@@ -93,8 +102,9 @@ def gather_evidence(deployment: Deployment, registered: RegisteredVersion) -> It
             sealed=sealed,
             sealed_schema=columns,
             baseline_version=baseline,
-            recipes={version.id: version.recipe_digest},
+            recipes={one.job_version: deployment.version(one).recipe_digest for one in lineage(deployment, registered)},
             connection=connection,
+            graders=job.suite.graders,
         )
 
 
@@ -183,21 +193,12 @@ def _create_baseline(
     connection: duckdb.DuckDBPyConnection, deployment: Deployment, job_version: str, columns: pa.Schema
 ) -> None:
     """The published version's rows: it may have another output schema, which its own files tell."""
+    if merged_manifest(deployment, job_version) is not None:
+        create_published(connection, "baseline", deployment, job_version, columns)
+        return
     for row in deployment.ledger.progress.shards(job_version, state="completed"):
         rows, found = _footer(deployment.objects, str(row.sealed_key))
         if rows is not None:
             columns = found
             break
     _create_results(connection, "baseline", sealed_shards(deployment, job_version, columns), columns)
-
-
-def _create_dead_letters(connection: duckdb.DuckDBPyConnection, deployment: Deployment, job_version: str) -> None:
-    connection.execute("CREATE TABLE dead_letters (record_id VARCHAR, reason VARCHAR, error VARCHAR, shard INTEGER)")
-    letters = deployment.ledger.outcomes.dead_letters(job_version)
-    while batch := list(islice(letters, _BATCH)):
-        rows = [
-            {"record_id": one.record_id, "reason": one.reason, "error": one.error, "shard": one.shard} for one in batch
-        ]
-        connection.register("batch", pa.Table.from_pylist(rows, schema=_DEAD_LETTERS))
-        connection.execute("INSERT INTO dead_letters SELECT * FROM batch")
-        connection.unregister("batch")

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from batch_assets.core.judges import is_judge
 from batch_assets.core.version import JobVersion
 from batch_assets.errors import VersionError
 from batch_assets.operations.jobs import Job, find_job, job_names
 from batch_assets.settings import Settings
 from batch_assets.storage.ledger import Ledger
-from batch_assets.storage.local_objects import LocalObjects
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.snapshots import SnapshotReader
+from batch_assets.storage.stores import open_objects
 from batch_assets.storage.versions import VersionFiles
 
 
@@ -29,7 +30,7 @@ class Deployment:
 
     @cached_property
     def objects(self) -> Objects:
-        return LocalObjects(self.settings.objects)
+        return open_objects(self.settings.objects_address, self.settings.root)
 
     @cached_property
     def version_files(self) -> VersionFiles:
@@ -51,9 +52,11 @@ class Deployment:
     def resolve(self, version_or_job: str | None) -> RegisteredVersion:
         """A version by its id, or the newest version of a job; without a name, the newest of all.
 
+        A judge's version is found by its id alone.
         Raises VersionError when there is none.
         """
-        known = self.ledger.plans.list()
+        registered = self.ledger.plans.list()
+        known = [one for one in registered if not is_judge(one.job) or one.job_version == version_or_job]
         found = [one for one in known if version_or_job is None or version_or_job in (one.job_version, one.job)]
         if found:
             return found[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batch_assets.core.judges import is_judge
 from batch_assets.core.leases import SHARD_STATES
 from batch_assets.core.outcomes import Reason
 from batch_assets.errors import InputError, VersionError
@@ -110,4 +111,13 @@ def refuse_cancelled(registered: RegisteredVersion) -> None:
         raise VersionError(
             f"{registered.job_version} was cancelled, and a cancelled version is not taken up again. To run the same "
             f"content after all: `batch-assets retire {registered.job_version} --forget`, then pin the job again."
+        )
+
+
+def refuse_judge(registered: RegisteredVersion) -> None:
+    """Raises VersionError for a judge's version: it is part of a check, and is not published."""
+    if is_judge(registered.job):
+        raise VersionError(
+            f"{registered.job_version} holds a judge's scores, which are part of the evaluation check; it is neither checked "
+            "nor published itself. Nothing was changed."
         )

@@ -6,7 +6,6 @@ mistake is one error that names the file, the key, what was found and what is va
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,26 +14,20 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from batch_assets.core.output_schema import (
-    SchemaSourceError,
-    enum_fields,
-    enum_values,
-    field_adapter,
-    load_output_model,
-    plain,
-)
-from batch_assets.core.prompt import PromptError, PromptTemplate, parse_prompt
-from batch_assets.core.spec import JobSpec
+from batch_assets.core.judges import folder_job, is_judge, judge_of
+from batch_assets.core.output_schema import enum_fields
+from batch_assets.core.prompt import PromptTemplate
+from batch_assets.core.spec import GateSpec, JobSpec, PromptSpec
 from batch_assets.core.spec_errors import describe
 from batch_assets.engine.script import load_script
 from batch_assets.errors import SpecError
+from batch_assets.operations.job_files import SPEC_FILE, read_file, read_text, to_model, to_template
 from batch_assets.operations.strict_yaml import StrictLoader
+from batch_assets.operations.suite import Suite, check_field, load_suite, read_golden
 from batch_assets.settings import Settings
 from batch_assets.storage.sealed import RESERVED
-from batch_assets.storage.typed import UnsupportedType, arrow_fields
 
 COMPONENT = "batch_assets.assets.BatchInferenceJob"
-SPEC_FILE = "defs.yaml"
 PACKAGED = Path(__file__).parent.parent / "defs"
 
 
@@ -48,6 +41,7 @@ class Job:
     template: PromptTemplate
     schema_source: str
     output_model: type[BaseModel]
+    suite: Suite
 
     @property
     def name(self) -> str:
@@ -66,10 +60,16 @@ class Job:
 
     def golden(self) -> dict[str, Any]:
         """Golden labels: record id as text → expected value of the evaluated field."""
-        evaluation = self.spec.gate.evaluation
-        if evaluation is None or self.evaluated_field is None:
+        evaluation, field = self.spec.gate.evaluation, self.evaluated_field
+        if evaluation is None or evaluation.golden_file is None or field is None:
             return {}
-        return _read_golden(self.folder / evaluation.golden, self.spec.snapshot.record_id, self)
+        return read_golden(
+            self.folder / evaluation.golden_file,
+            where=self.folder / SPEC_FILE,
+            id_column=self.spec.snapshot.record_id,
+            field=field,
+            info=self.output_model.model_fields[field],
+        )
 
     @property
     def required_checks(self) -> tuple[str, ...]:
@@ -102,10 +102,43 @@ def load_jobs(settings: Settings) -> dict[str, Job]:
 def find_job(settings: Settings, name: str) -> Job:
     """One job by name, without loading the others. Raises SpecError naming the jobs there are."""
     known = job_names(settings)
+    if is_judge(name):
+        return judge_job(find_job(settings, folder_job(name)))
     if name in known:
         return load_job(known[name])
     raise SpecError(
         f"There is no job {name!r}; the jobs are {', '.join(known)}. Set BATCH_ASSETS_JOBS to add a directory."
+    )
+
+
+def judge_job(job: Job) -> Job:
+    """The judge of a job as a job of its own: its prompt and schema, the job's model and engine.
+
+    Raises SpecError when the folder has no judge.
+    """
+    judge = job.suite.judge
+    if judge is None:
+        raise SpecError(
+            f"{job.folder / SPEC_FILE}: there is no gate.evaluation.judge; versions of {judge_of(job.name)} need it. "
+            "Nothing that is stored is lost."
+        )
+    changed = {
+        "job": judge_of(job.name),
+        "label": "judge",
+        "prompt": PromptSpec(file=judge.gate.prompt, format=judge.gate.format or job.spec.prompt.format),
+        "decoding": judge.gate.decoding or job.spec.decoding,
+        "output_schema": judge.gate.output_schema,
+        "engine": job.spec.engine.model_copy(update={"script": judge.gate.script}),
+        "gate": GateSpec(),
+    }
+    return Job(
+        folder=job.folder,
+        spec=job.spec.model_copy(update=changed),
+        prompt_text=judge.prompt_text,
+        template=judge.template,
+        schema_source=judge.schema_source,
+        output_model=judge.output_model,
+        suite=Suite(),
     )
 
 
@@ -146,15 +179,10 @@ def job_from_attributes(folder: Path, attributes: object) -> Job:
         spec = JobSpec.model_validate(dict(attributes))
     except ValidationError as error:
         raise SpecError(f"{where}: {describe(error, JobSpec)}") from None
-    prompt_text = _read_file(folder, spec.prompt.file, "prompt.file")
-    schema_source = _read_file(folder, spec.output_schema, "output_schema")
-    try:
-        template = parse_prompt(prompt_text)
-        model = load_output_model(schema_source, where=str(folder / spec.output_schema))
-    except PromptError as error:
-        raise SpecError(f"{folder / spec.prompt.file} {error}.") from None
-    except SchemaSourceError as error:
-        raise SpecError(f"{error}.") from None
+    prompt_text = read_file(folder, spec.prompt.file, "prompt.file")
+    schema_source = read_file(folder, spec.output_schema, "output_schema")
+    template = to_template(prompt_text, folder / spec.prompt.file)
+    model = to_model(schema_source, folder / spec.output_schema)
     job = Job(
         folder=folder,
         spec=spec,
@@ -162,11 +190,12 @@ def job_from_attributes(folder: Path, attributes: object) -> Job:
         template=template,
         schema_source=schema_source,
         output_model=model,
+        suite=load_suite(folder, spec.gate.evaluation, model),
     )
     _check_schema(job)
     _check_gate(job)
     if spec.engine.script is not None:
-        _read_file(folder, spec.engine.script, "engine.script")
+        read_file(folder, spec.engine.script, "engine.script")
         load_script(folder / spec.engine.script)
     return job
 
@@ -184,7 +213,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise SpecError(f"{path} is missing; every job folder needs one.")
     try:
-        document = yaml.load(_read_text(path), Loader=StrictLoader)
+        document = yaml.load(read_text(path), Loader=StrictLoader)
     except yaml.YAMLError as error:
         raise SpecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(document, dict):
@@ -192,31 +221,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def _read_file(folder: Path, name: str, key: str) -> str:
-    path = folder / name
-    if not path.is_file():
-        raise SpecError(f"{folder / SPEC_FILE}: key {key!r}: found {name!r}, but there is no file {path}.")
-    return _read_text(path)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read ({error.strerror}).") from None
-
-
 def _check_schema(job: Job) -> None:
     where = job.folder / job.spec.output_schema
-    try:
-        arrow_fields(job.output_model)
-        job.output_model.model_json_schema()
-    except UnsupportedType as error:
-        raise SpecError(f"{where}: {error}.") from None
-    except Exception as error:  # pydantic raises several kinds for annotations without a JSON schema
-        raise SpecError(f"{where}: the model has no JSON schema: {error}") from None
     snapshot = job.spec.snapshot
     taken: dict[str, str] = {name.lower(): name for name in RESERVED}
     for name in (snapshot.record_id, *snapshot.access_labels):
@@ -236,52 +242,17 @@ def _check_schema(job: Job) -> None:
 
 def _check_gate(job: Job) -> None:
     where = job.folder / SPEC_FILE
-    fields = list(job.output_model.model_fields)
     gate = job.spec.gate
     named = {"gate.drift.field": gate.drift.field}
     if gate.evaluation is not None:
         named["gate.evaluation.field"] = gate.evaluation.field
     for key, field in named.items():
-        if field is not None and field not in fields:
-            raise SpecError(
-                f"{where}: key {key!r}: found {field!r}; the output schema's fields are {', '.join(fields)}."
-            )
-    if gate.evaluation is None:
+        if field is not None:
+            check_field(where, key, field, job.output_model)
+    if gate.evaluation is None or gate.evaluation.golden_file is None:
         return
     if job.evaluated_field is None:
         raise SpecError(
             f"{where}: key 'gate.evaluation.field' is missing, and the output schema has no enum field to compare."
         )
     job.golden()
-
-
-def _read_golden(path: Path, id_column: str, job: Job) -> dict[str, Any]:
-    if not path.is_file():
-        raise SpecError(f"{job.folder / SPEC_FILE}: key 'gate.evaluation.golden': there is no file {path}.")
-    field = job.evaluated_field or ""
-    info = job.output_model.model_fields[field]
-    allowed = enum_values(info.annotation)
-    typed = field_adapter(info)
-    labels: dict[str, Any] = {}
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            record_id, label = str(row[id_column]), row[field]
-            record_id.encode()  # half a surrogate pair is no id of any record
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise SpecError(
-                f"{path}, line {number}: needs an object with the keys {id_column!r} and {field!r} "
-                f"({type(error).__name__}: {error})."
-            ) from None
-        if allowed and label not in allowed:
-            raise SpecError(f"{path}, line {number}: {field} is {label!r}; valid values are {', '.join(allowed)}.")
-        try:
-            labels[record_id] = plain(typed.validate_json(json.dumps(label)))
-        except ValidationError as error:
-            message = error.errors(include_url=False)[0]["msg"]
-            raise SpecError(f"{path}, line {number}: {field} is {label!r}: {message}.") from None
-    if not labels:
-        raise SpecError(f"{path} holds no golden label; add some, or remove gate.evaluation from {SPEC_FILE}.")
-    return labels

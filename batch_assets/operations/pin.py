@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +45,7 @@ def pin(deployment: Deployment, job: Job) -> Pinned:
 def freeze(deployment: Deployment, job: Job, snapshot: SnapshotPin, changes: ChangesPin | None = None) -> JobVersion:
     """The version that the folder stands for with this snapshot; nothing is written."""
     model = _pin_model(job, deployment.settings)
-    _check_template(job, snapshot, deployment)
+    _check_templates(job, snapshot, deployment)
     encoder = create_encoder(
         model, deployment.settings.models, instruction=job.template.instruction, prompt_format=job.spec.prompt.format
     )
@@ -134,10 +135,15 @@ def _pin_model(job: Job, settings: Settings) -> ModelPin:
     )
 
 
-def _check_template(job: Job, snapshot: SnapshotPin, deployment: Deployment) -> None:
+def _check_templates(job: Job, snapshot: SnapshotPin, deployment: Deployment) -> None:
     schema = SnapshotReader(snapshot, deployment.objects).schema()
-    where = job.folder / job.spec.prompt.file
-    for column in job.template.columns:
+    _check_template(job.folder / job.spec.prompt.file, job.template.columns, schema)
+    if (judge := job.suite.judge) is not None:  # now, not after the hours that the answers take
+        _check_template(job.folder / judge.gate.prompt, judge.record_columns, schema)
+
+
+def _check_template(where: Path, columns: Sequence[str], schema: pa.Schema) -> None:
+    for column in columns:
         if column not in schema.names:
             raise SpecError(
                 f"{where}: the record template names column {column!r}, which the snapshot does not have. "

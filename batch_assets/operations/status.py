@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from batch_assets.core.judges import is_judge
 from batch_assets.operations.deployment import Deployment
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.progress import Progress
@@ -41,6 +42,8 @@ def versions(deployment: Deployment, job: str | None = None) -> list[dict[str, A
     current = deployment.ledger.publications.all_current()
     listed = []
     for registered in deployment.ledger.plans.list(job):
+        if job is None and is_judge(registered.job):
+            continue  # it belongs to a check of the version that it judged, whose verdict names it
         progress = deployment.ledger.progress.of(registered.job_version)
         shards = _shards(registered, progress)
         listed.append(

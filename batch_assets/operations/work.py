@@ -13,7 +13,8 @@ from batch_assets.engine.protocol import EngineInfo
 from batch_assets.errors import IncompleteError, SpecError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.intervene import refuse_cancelled
-from batch_assets.operations.jobs import SPEC_FILE, Job
+from batch_assets.operations.job_files import SPEC_FILE
+from batch_assets.operations.jobs import Job
 from batch_assets.operations.plan import preparer_for
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.sealed import Sealer

@@ -20,6 +20,8 @@ import duckdb
 import pyarrow as pa
 from pydantic import BaseModel
 
+from batch_assets.core.graders import Grader
+from batch_assets.core.judges import Judged
 from batch_assets.core.spec import GateSpec
 from batch_assets.core.version import JobVersion
 
@@ -65,6 +67,8 @@ class Evidence:
     baseline_version: str | None
     recipes: Mapping[str, str]  # digest of the recipe of each version whose rows may be in `whole`
     connection: duckdb.DuckDBPyConnection = field(repr=False)
+    graders: Sequence[Grader] = ()
+    judged: Judged | None = None  # the judge's scores; None when the job has no judge, or it was not asked
 
     def count(self, query: str) -> int:
         """The first number of a query's answer."""
@@ -79,8 +83,17 @@ class Evidence:
 
 def is_typed(found: pa.Schema, field: pa.Field) -> bool:
     """Whether a file holds a column with its type; a dictionary is a way of storing it."""
-    return bool(_plain(found.field(field.name).type) == _plain(field.type))
+    return bool(without_dictionaries(found.field(field.name).type) == without_dictionaries(field.type))
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+def without_dictionaries(kind: pa.DataType) -> pa.DataType:
+    """The type of the values: dictionary encoding, also inside of lists and structs, is a way of storing them."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(without_dictionaries(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(without_dictionaries(kind.key_type), without_dictionaries(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(without_dictionaries(kind.value_type)))
+    return kind
