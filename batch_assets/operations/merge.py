@@ -112,7 +112,7 @@ class _PartWriter:
         names = ", ".join(map(quote_name, schema.names))
         batches = connection.sql(f"SELECT {names}, {hashed} AS __hash FROM {view}").to_arrow_reader(GROUP_ROWS)
         files: list[DataFile] = []
-        pending = self._tables(iter(batches), schema)
+        pending = _regrouped(self._tables(iter(batches), schema))
         first = next(pending, None)
         while first is not None:
             with self.objects.scratch() as scratch:
@@ -151,12 +151,27 @@ class _PartWriter:
             rows = parquet_rows(self.objects.uri(file.key) for file in files)
             written = connection.execute(
                 f"SELECT count(*), coalesce(sum({hashed}::HUGEINT), 0) % {_HASH_MODULUS} FROM {rows}"
-            ).fetchone() or (0, 0)
+            ).fetchall()[0]
         if (int(written[0]), int(written[1])) != (self._rows, self._hashes % _HASH_MODULUS):
             raise StoreError(
                 f"The merged files under {self.prefix} do not hold the {self._rows:,} rows of {view} that were to be "
                 "written. Nothing was published; publish again."
             )
+
+
+def _regrouped(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in tables of `GROUP_ROWS`, and a smaller last one: DuckDB hands out what it likes."""
+    held: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        held.append(table)
+        rows += table.num_rows
+        while rows >= GROUP_ROWS:
+            whole = pa.concat_tables(held)
+            yield whole.slice(0, GROUP_ROWS)
+            held, rows = [whole.slice(GROUP_ROWS)], rows - GROUP_ROWS
+    if rows:
+        yield pa.concat_tables(held)
 
 
 def _hash_of(schema: pa.Schema) -> str:

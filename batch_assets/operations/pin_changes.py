@@ -25,7 +25,7 @@ from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.removed_ids import pin_removed
 from batch_assets.storage.sealed import sealed_schema
 from batch_assets.storage.snapshot_columns import plain_type
-from batch_assets.storage.snapshots import pin_snapshot
+from batch_assets.storage.snapshots import SnapshotReader, pin_snapshot
 
 
 def pin_changes(
@@ -150,7 +150,9 @@ def _refuse_other_types(
     """Ids and labels come from the snapshot, whose types the recipe does not fix."""
     if published is None:
         return
-    ours = sealed_schema(version, output_model(deployment, version), deployment.reader(version).schema())
+    ours = sealed_schema(
+        version, output_model(deployment, version), SnapshotReader(version.snapshot, deployment.objects).schema()
+    )
     for name in (version.snapshot.record_id, *version.snapshot.access_labels):
         if plain_type(ours.field(name).type) != plain_type(published.field(name).type):
             raise SnapshotError(

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from batch_assets.core.sql_text import parquet_rows, quote_name
 from batch_assets.core.version import JobVersion
-from batch_assets.errors import VersionError
+from batch_assets.errors import StoreError, VersionError
 from batch_assets.operations.deployment import Deployment
 from batch_assets.storage.file_sets import DataFile, Manifest, read_manifest
 from batch_assets.storage.plans import RegisteredVersion
@@ -66,15 +66,16 @@ def create_rows(connection: duckdb.DuckDBPyConnection, name: str, uris: Sequence
 def create_published(
     connection: duckdb.DuckDBPyConnection, name: str, deployment: Deployment, job_version: str, columns: pa.Schema
 ) -> None:
-    """Views NAME and NAME_dead_letters: what readers see of a version that is or was published."""
-    files = [deployment.objects.uri(file.key) for file in published_files(deployment, job_version)]
-    create_rows(connection, name, files, columns)
+    """Views NAME and NAME_dead_letters: what readers see of a version that is or was published.
+
+    Raises StoreError when a file of it is missing or has another size.
+    """
+    create_rows(connection, name, _uris(deployment, published_files(deployment, job_version)), columns)
     manifest = merged_manifest(deployment, job_version)
     if manifest is None:
         create_dead_letters(connection, f"{name}_dead_letters", deployment, job_version)
     else:
-        uris = [deployment.objects.uri(file.key) for file in manifest.dead_letters]
-        create_rows(connection, f"{name}_dead_letters", uris, DEAD_LETTERS)
+        create_rows(connection, f"{name}_dead_letters", _uris(deployment, manifest.dead_letters), DEAD_LETTERS)
 
 
 def create_dead_letters(
@@ -88,7 +89,7 @@ def create_dead_letters(
             {"record_id": one.record_id, "reason": one.reason, "error": one.error, "shard": one.shard} for one in batch
         ]
         connection.register("batch", pa.Table.from_pylist(rows, schema=DEAD_LETTERS))
-        connection.execute(f"INSERT INTO {name} SELECT * FROM batch")
+        connection.execute(f"INSERT INTO {name} SELECT * FROM batch").fetchall()
         connection.unregister("batch")
 
 
@@ -116,7 +117,7 @@ def create_whole(
     # A table, since both views ask for it: some millions of ids at most, and DuckDB spills.
     connection.execute(
         f"CREATE TEMP TABLE superseded AS SELECT {record_id} AS id FROM snapshot UNION SELECT {record_id} FROM removed"
-    )
+    ).fetchall()
     connection.execute(
         f"CREATE VIEW whole AS SELECT base.* FROM base ANTI JOIN superseded ON base.{record_id} = superseded.id "
         f"UNION ALL BY NAME {own}"
@@ -125,7 +126,7 @@ def create_whole(
         "CREATE VIEW whole_dead_letters AS SELECT base_dead_letters.* FROM base_dead_letters "
         "ANTI JOIN superseded ON base_dead_letters.record_id = superseded.id::VARCHAR "
         "UNION ALL BY NAME SELECT * FROM dead_letters"
-    )
+    ).fetchall()
 
 
 def create_removed(
@@ -144,6 +145,18 @@ def lineage(deployment: Deployment, registered: RegisteredVersion) -> list[Regis
     while (base := chain[-1].base_version) is not None:
         chain.append(deployment.ledger.plans.get(base))
     return chain
+
+
+def _uris(deployment: Deployment, files: Iterable[DataFile]) -> list[str]:
+    uris = []
+    for file in files:
+        if deployment.objects.size(file.key) != file.bytes:
+            raise StoreError(
+                f"{deployment.objects.uri(file.key)} is missing or not as large as it was when it was sealed; restore it from "
+                "a backup."
+            )
+        uris.append(deployment.objects.uri(file.key))
+    return uris
 
 
 def _names(columns: Iterable[str]) -> str:
