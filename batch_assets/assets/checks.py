@@ -31,6 +31,9 @@ def version_checks(settings: Settings, job: Job, registered: RegisteredVersion) 
         name=f"{node_name(registered)}__checks",
         specs=specs,
         can_subset=True,
+        pool="gpu"
+        if "evaluation" in job.required_checks and job.suite.judge is not None
+        else None,  # it runs an engine
         description=f"Judges {registered.job_version} as it is now.",
     )
     def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:

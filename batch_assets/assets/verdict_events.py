@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 
 import dagster as dg
 
 from batch_assets.assets.texts import clip, metadata_value
 from batch_assets.core.verdicts import Verdict
+from batch_assets.validation.pictures import pictures_of
 
 
 def check_result(key: dg.AssetKey, verdict: Verdict) -> dg.AssetCheckResult:
@@ -42,5 +44,11 @@ def _metadata(verdict: Verdict) -> Mapping[str, dg.MetadataValue]:
     return {
         **{name: metadata_value(value) for name, value in verdict.numbers.items()},
         **{f"threshold: {name}": metadata_value(value) for name, value in verdict.thresholds.items()},
+        **{f"picture: {name}": _picture(name, svg) for name, svg in pictures_of(verdict).items()},
         "example_record_ids": metadata_value([clip(one) for one in verdict.example_ids]),
     }
+
+
+def _picture(name: str, svg: str) -> dg.MetadataValue:
+    """As an image: what is written in an image runs no script."""
+    return dg.MetadataValue.md(f"![{name}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})")

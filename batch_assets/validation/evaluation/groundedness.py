@@ -39,6 +39,10 @@ def groundedness(gate: GroundednessGate, sample: Sample, text: Sequence[str]) ->
 def _criterion(
     name: str, minimum: float, sample: Sample, text: Sequence[str], find: Finder, fields: list[str]
 ) -> Criterion:
+    absent = [field for field in fields if any(field not in row.result for row in sample.rows)]
+    if absent:
+        refusal = f"the version's own schema has no field {absent[0]!r}"
+        return Criterion(name=name, minimum=minimum, grades={}, refusal=refusal)
     faults: dict[str, str | None] = {}
     published: dict[str, float] = {}
     for row in sample.rows:

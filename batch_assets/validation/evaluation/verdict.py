@@ -29,6 +29,9 @@ def evaluation(evidence: Evidence) -> Verdict:
         raise ValueError("the evaluation check needs gate.evaluation in the spec")
     golden = _Golden.of(evidence, gate)
     sample, criteria = _criteria(evidence, gate)
+    if gate.golden_file is not None and golden is None:
+        refusal = "the version's own schema does not have the field that is compared"
+        criteria.append(Criterion(name="golden labels", minimum=gate.accuracy_min, grades={}, refusal=refusal))
     comparisons = sum(one.change is not None for one in criteria) + (golden is not None and golden.change is not None)
     alpha = ALPHA / max(comparisons, 1)
     summaries = [*(golden.summaries(alpha) if golden else ()), *(one.summary(alpha) for one in criteria)]
@@ -73,6 +76,8 @@ def _criteria(evidence: Evidence, gate: EvaluationGate) -> tuple[Sample | None, 
     if not (gate.groundedness or evidence.graders or gate.judge):
         return None, []
     drawn = draw_sample(evidence, max(gate.sample, gate.judge.sample if gate.judge else 0))
+    if drawn.records == 0:
+        return drawn, []  # an incremental version that only takes records away
     sample = drawn.first(gate.sample)
     found = groundedness(gate.groundedness, sample, evidence.version.snapshot.text) if gate.groundedness else []
     found += [by_grader(grader, sample) for grader in evidence.graders]
@@ -93,12 +98,10 @@ class _Golden:
 
     @classmethod
     def of(cls, evidence: Evidence, gate: EvaluationGate) -> _Golden | None:
-        """None when the suite has no golden labels."""
+        """None when the suite has no golden labels, or the version no field to compare with them."""
         field = evidence.evaluated_field
-        if gate.golden_file is None:
+        if gate.golden_file is None or field is None:
             return None
-        if field is None:
-            raise ValueError("the evaluation check needs a field to compare with the golden labels")
         return cls(gate, field, len(evidence.golden), compare(evidence, field))
 
     @property
