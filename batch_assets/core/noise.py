@@ -99,9 +99,7 @@ class Counts:
 
 def hypergeometric_tail(found: int, drawn: int, marked: int, total: int) -> float:
     """P(at least `found` marked among `drawn`), when `marked` of `total` are: Fisher's exact test, one-sided."""
-    term = math.exp(
-        _log_choose(marked, found) + _log_choose(total - marked, drawn - found) - _log_choose(total, drawn)
-    )
+    term = math.exp(_log_choose(marked, found) + _log_choose(total - marked, drawn - found) - _log_choose(total, drawn))
     tail, count = 0.0, found
     while term > 0.0 and count <= min(marked, drawn):
         tail += term

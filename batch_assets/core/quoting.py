@@ -16,3 +16,9 @@ def printable(value: object, *, chars_max: int | None = None) -> str:
 def quoted(text: str) -> str:
     """The text in quotes, on one line, with what does not print as escapes; cut where it gets too long."""
     return repr(text) if len(text) <= QUOTED_CHARS_MAX else f"{text[: QUOTED_CHARS_MAX - 1]!r}…"
+
+
+def plain_words(value: object) -> str:
+    """A foreign text inside of a sentence of ours, with nothing in it that any page would take for markup."""
+    text = printable(value, chars_max=QUOTED_CHARS_MAX)
+    return "".join(char if char.isalnum() or char in " -_.,:/+…" else "·" for char in text)

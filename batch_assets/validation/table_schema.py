@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import pandera.pandas as pa
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from batch_assets.core.output_schema import enum_values, field_adapter, is_optional, without_none
+from batch_assets.core.output_schema import column_adapter, enum_values, field_adapter, is_optional, without_none
 
 
 def table_schema(model: type[BaseModel], record_id: str) -> pa.DataFrameSchema:
@@ -25,7 +26,7 @@ def table_schema(model: type[BaseModel], record_id: str) -> pa.DataFrameSchema:
 
 
 def _column(name: str, info: FieldInfo) -> pa.Column:
-    checks = [*_bounds(info), pa.Check(_conforms(info), element_wise=True, name="output_schema", ignore_na=True)]
+    checks = [*_bounds(info), pa.Check(_conforms(info), name="output_schema", ignore_na=True)]
     if values := enum_values(info.annotation):
         checks.insert(0, pa.Check.isin(list(values)))
     return pa.Column(nullable=is_optional(info), checks=checks, description=info.description)
@@ -59,15 +60,36 @@ _NUMBER_CHECKS: dict[str, Callable[[Any], pa.Check]] = {
 }
 
 
-def _conforms(info: FieldInfo) -> Callable[[Any], bool]:
-    adapter = field_adapter(info)
+def _conforms(info: FieldInfo) -> Callable[[pd.Series], pd.Series]:
+    """Whether each value of a column is one that the field's type takes; nulls are not asked about."""
+    of_one, of_many = field_adapter(info), column_adapter(info)
 
-    def conforms(value: Any) -> bool:
-        # As JSON, because that is what the model was made for: enums and dates are texts there.
-        try:
-            adapter.validate_json(json.dumps(value, default=str), by_alias=True, by_name=True)
-        except ValidationError:
-            return False
-        return True
+    def conforms(column: pd.Series) -> pd.Series:
+        kept = column[column.notna()]
+        result = pd.Series(True, index=column.index)
+        result.loc[kept.index[_wrong_places(kept.tolist(), of_one, of_many)]] = False
+        return result
 
     return conforms
+
+
+def _wrong_places(values: list[Any], of_one: TypeAdapter[Any], of_many: TypeAdapter[Any]) -> list[int]:
+    """Which values pydantic refuses."""
+    problem = _problem(of_many, values)
+    if problem is None:
+        return []
+    if isinstance(problem, ValidationError):
+        places = [one["loc"][:1] for one in problem.errors(include_url=False, include_input=False)]
+        if all(places):
+            return sorted({int(place[0]) for place in places})
+    # An author's validator may raise anything, and the first to do so ends the call for all.
+    return [place for place, value in enumerate(values) if _problem(of_one, value) is not None]
+
+
+def _problem(adapter: TypeAdapter[Any], value: Any) -> Exception | None:
+    try:
+        # As JSON, because that is what the model was made for: enums and dates are texts there.
+        adapter.validate_json(json.dumps(value, default=str), by_alias=True, by_name=True)
+    except Exception as problem:
+        return problem
+    return None
