@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,18 @@ import pytest
 
 from assets_tests.homes import Home, temporary_home
 from assets_tests.postgresql import Server, server_for_tests
+
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 4 << 30  # the folders of a run take less than one at a time
+
+
+def pytest_configure() -> None:
+    """Temporary folders lie in memory where there is room: every commit of SQLite waits for the disk.
+
+    Tests end processes, never the machine; what the kernel has been given is kept here as well.
+    """
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def running_server() -> Iterator[Server]:
         try:
             yield server
         finally:
-            server.stop()
+            server.stop(signal.SIGQUIT)  # nobody reads the folder again, so nothing needs to be written into it
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -33,11 +33,11 @@ def campaign(*arguments: object, **environment: str) -> subprocess.CompletedProc
 
 @pytest.mark.alone
 @pytest.mark.timeout(600)
-def test_thirty_histories_of_faults_end_whole() -> None:
+def test_thirty_histories_of_faults_end_whole(tmp_path: Path) -> None:
     """Whatever hits workers and stores: one outcome per record, and no work lost that nothing explains."""
     if os.environ.get("CI") and find_binaries() is None:
         pytest.fail(MISSING)
-    done = campaign("--seed", 7, "--runs", RUNS)
+    done = campaign("--seed", 7, "--runs", RUNS, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{RUNS} of {RUNS} histories passed" in done.stdout
 
