@@ -43,8 +43,7 @@ ONLY_IN = {
     "vllm": {"engine/vllm_engine.py"},
     "transformers": {"engine/encoder.py"},
     "dagster": {"assets", "definitions.py"},
-    "matplotlib": {"assets"},
-    "obstore": {"storage/objects.py", "storage/local_objects.py", "storage/s3_objects.py"},
+    "obstore": {"storage/objects.py", "storage/local_objects.py", "storage/s3_objects.py", "storage/range_files.py"},
     "sqlalchemy": {"storage"},
 }
 

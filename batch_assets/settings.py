@@ -27,6 +27,10 @@ class Settings(BaseSettings):
     ledger: SecretStr | None = Field(
         None, description="address of the ledger database; a SQLite file in the home when left out"
     )
+    objects: str | None = Field(
+        None,
+        description="a folder or s3://bucket/prefix for pinned and sealed files; `objects` in the home when left out",
+    )
     jobs: Path | None = Field(None, description="a directory of further job folders, beside the packaged ones")
     models: Path = Field(default_factory=_default_models, description="model directories; shared by all homes")
     executor: Literal["in_process", "multiprocess"] = Field(
@@ -34,6 +38,10 @@ class Settings(BaseSettings):
     )
     actor: str = Field(
         default_factory=lambda: os.environ.get("USER") or "unknown", description="who is named in the history"
+    )
+
+    ui: str | None = Field(
+        None, description="address of Dagster's webserver, told of new versions; that of `batch-assets ui` when left out"
     )
 
     @property
@@ -48,8 +56,11 @@ class Settings(BaseSettings):
         return self.home.expanduser().absolute()
 
     @property
-    def objects(self) -> Path:
-        return self.root / "objects"
+    def objects_address(self) -> str:
+        """Where the object store is: an absolute path, or an address with a scheme."""
+        if self.objects is None:
+            return str(self.root / "objects")
+        return self.objects if "://" in self.objects else str(Path(self.objects).expanduser().absolute())
 
     @property
     def warehouse(self) -> Path:

@@ -77,7 +77,7 @@ def test_a_crash_around_sealing_neither_doubles_nor_loses_a_row(home: Home, mome
     assert start_worker(home, registered.job_version, failpoints=f"{moment}=kill").wait(60) == -signal.SIGKILL
     work(home.deployment, registered)
     assert_whole(home, registered)
-    files = list((home.deployment.settings.objects / "results").rglob("*.parquet"))
+    files = list((home.deployment.objects.root / "results").rglob("*.parquet"))
     assert len(files) == 2
     served = Counter(requests_served(job / LOG))
     assert {served[record_id(n)] for n in range(10)} == {1}  # the shard that was sealed had all its results stored

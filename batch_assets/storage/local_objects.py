@@ -16,7 +16,7 @@ import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import LocalStore
 
-from batch_assets.storage.objects import Decide, Objects, StoredObject, explained, missing, sha256_of
+from batch_assets.storage.objects import Decide, Objects, StoredObject, explained, is_hidden, missing, sha256_of
 
 
 class LocalObjects(Objects):
@@ -65,12 +65,10 @@ class LocalObjects(Objects):
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
         for path in sorted(self.path(prefix).rglob("*")):
-            key = path.relative_to(self.root)
+            key = path.relative_to(self.root).as_posix()
             # `#`: what obstore has not finished writing.
-            if not any(part.startswith(".") for part in key.parts) and "#" not in path.suffix:
-                found = self.stat(key.as_posix())
-                if found is not None:
-                    yield found
+            if not is_hidden(key) and "#" not in path.suffix and (found := self.stat(key)) is not None:
+                yield found
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         with explained(f"{key} could not be stored in {self.root}"):

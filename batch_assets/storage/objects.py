@@ -108,6 +108,11 @@ class Objects(ABC):
             return digest_of(file)
 
 
+def is_hidden(key: str) -> bool:
+    """Names that begin with a dot are no objects: files on their way, claims, proofs."""
+    return any(part.startswith(".") for part in key.split("/"))
+
+
 def digest_of(file: IO[bytes]) -> str:
     """sha256 of what is left of a file."""
     total = hashlib.sha256()
