@@ -13,6 +13,8 @@ import yaml
 
 from batch_assets.operations.jobs import COMPONENT
 
+# A gate that lets versions with other answers follow each other.
+ANY_DRIFT = {"psi_max": 100.0, "total_variation_max": 1.0, "category_move_max": 1.0, "length_distance_max": 1.0}
 CATEGORIES = ("billing", "bug", "question")
 
 OUTPUT_SCHEMA = """\
@@ -67,11 +69,13 @@ def make_job(
     output_schema: str = OUTPUT_SCHEMA,
     snapshot: Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> Path:
     """Write a job folder `folder/name` and return it; anything of the spec can be set or replaced.
 
-    `script` is the script of the scripted engine, `golden` maps record ids to categories. Writing
+    `script` is the script of the scripted engine, `golden` maps record ids to categories, `files` holds texts
+    of more files by name. Writing
     again over the same folder is how a test edits a job.
     """
     job = folder / name
@@ -80,7 +84,9 @@ def make_job(
     pq.write_table(pa.Table.from_pylist(rows), job / "records.parquet")
     (job / "prompt.md").write_text(prompt)
     (job / "output_schema.py").write_text(output_schema)
-    gates: dict[str, Any] = {"drift": {"psi_max": 10.0}, **(gate or {})}
+    for other, text in (files or {}).items():
+        (job / other).write_text(text)
+    gates: dict[str, Any] = {"drift": ANY_DRIFT, **(gate or {})}
     if golden is not None:
         lines = [json.dumps({"record_id": key, "category": label}) for key, label in golden.items()]
         (job / "golden.jsonl").write_text("\n".join(lines) + "\n")
