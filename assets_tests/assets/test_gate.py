@@ -10,6 +10,7 @@ import pytest
 
 from assets_tests.assets.conftest import Project, plain_metadata
 from assets_tests.factories import PROMPT, record_id
+from batch_assets.core.verdicts import CHECKS
 from batch_assets.operations.check import check
 from batch_assets.operations.publish import current_verdicts
 from batch_assets.storage.plans import RegisteredVersion
@@ -37,7 +38,7 @@ def test_the_gate_job_checks_and_publishes(project: Project) -> None:
     result = project.run_job(GATE_JOB)
     assert result.success
     evaluations = {one.check_name: one for one in result.get_asset_check_evaluations()}
-    assert set(evaluations) == {"coverage", "schema", "drift", "evaluation", "dead_letters"}
+    assert set(evaluations) == set(CHECKS)
     assert project.deployment.ledger.publications.current("tiny") == version.job_version
     assert published_metadata(project)["move"] == "publish"
 
@@ -62,7 +63,7 @@ def test_published_shows_rows_columns_lineage_sample_and_drift(project: Project)
     assert lineage["record_id"][0].asset_key == lineage["acl"][0].asset_key == dg.AssetKey(["tiny", "snapshot"])
     assert lineage["summary"][0].asset_key == dg.AssetKey(["tiny", version.job_version])
     assert len(metadata["sample"].records) == 5
-    assert metadata["drift"].startswith("![drift](data:image/png;base64,iVBOR")
+    assert metadata["drift"].startswith("![drift](data:image/svg+xml;base64,")
 
 
 def test_a_failed_blocking_check_stops_published(project: Project) -> None:
@@ -130,11 +131,12 @@ def test_running_a_checked_version_again_keeps_its_checks(project: Project) -> N
     version = complete(project)
     assert project.run_job(GATE_JOB).success
     key = dg.AssetKey(["tiny", version.job_version])
-    checks = {dg.AssetCheckKey(key, name) for name in ("coverage", "schema", "drift", "dead_letters")}
+    names = set(CHECKS) - {"evaluation"}
+    checks = {dg.AssetCheckKey(key, name) for name in names}
     again = project.run(version, checks=checks)
     assert again.success
     repeated = {one.check_name: one.passed for one in again.get_asset_check_evaluations()}
-    assert repeated == dict.fromkeys(("coverage", "schema", "drift", "dead_letters"), True)
+    assert repeated == dict.fromkeys(names, True)
 
 
 def test_rollback_is_a_run(project: Project, failure_text: FailureText) -> None:

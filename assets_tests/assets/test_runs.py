@@ -202,9 +202,8 @@ def test_checks_and_publication_run_in_dagster_and_answer_in_ours(
     assert any(reason.startswith("coverage:") for reason in refused.value.reasons)
     project.run(version)
     verdicts = launch_checks(project.deployment, version)
-    assert {one.check: one.passed for one in verdicts} == dict.fromkeys(
-        ("coverage", "schema", "drift", "dead_letters"), True
-    )
+    asked = ("coverage", "schema", "drift", "dead_letters", "access_labels", "one_recipe")
+    assert {one.check: one.passed for one in verdicts} == dict.fromkeys(asked, True)
     launch_publish(project.deployment, version)
     assert project.deployment.ledger.publications.current("tiny") == version.job_version
     assert stored_instance.fetch_materializations(dg.AssetKey(["tiny", "published"]), limit=5).records

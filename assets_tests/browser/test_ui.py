@@ -122,7 +122,7 @@ def test_a_new_version_appears_after_reload(site: Site) -> None:
     [
         ("lineage", ["snapshot", "published", "VERSION"]),
         ("partitions", [*PARTITIONS, "Materialized"]),
-        ("checks", ["coverage", "schema", "drift", "evaluation", "dead_letters"]),
+        ("checks", ["coverage", "schema", "drift", "evaluation", "dead_letters", "access_labels", "one_recipe"]),
         ("overview", ["VERSION", "category", "prompt"]),
         ("published", ["Row count", "drift", "sample"]),
     ],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import time
+from xml.etree import ElementTree
 
 import dagster as dg
 import pytest
 
 from assets_tests.hostile.corpus import HUGE, TEXTS
-from batch_assets.assets.drift_picture import drift_picture
+from batch_assets.assets.verdict_events import pictures
 from batch_assets.core.prompt import parse_prompt
 from batch_assets.core.verdicts import Verdict
 from batch_assets.engine.encoder import TokenizerEncoder
@@ -55,9 +56,10 @@ def test_a_picture_of_hostile_categories_is_drawn() -> None:
             numbers={"field": "$x^{", "distribution": counts, "baseline_distribution": counts, "baseline": "_v0_"},
             thresholds={},
         )
-        picture = drift_picture(verdict)
+        picture = pictures(verdict)["drift"]
         assert isinstance(picture, dg.MarkdownMetadataValue)
         head, _, encoded = str(picture.value).removesuffix(")").partition(",")
-        assert head == "![drift](data:image/png;base64"
-        assert base64.b64decode(encoded).startswith(b"\x89PNG")
+        assert head == "![drift](data:image/svg+xml;base64"
+        drawn = ElementTree.fromstring(base64.b64decode(encoded))
+        assert {element.tag.rpartition("}")[2] for element in drawn.iter()} == {"svg", "title", "rect", "text"}
         assert len(encoded) < 500_000

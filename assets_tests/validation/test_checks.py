@@ -54,7 +54,7 @@ def test_clean_data_passes_every_check(home: Home) -> None:
     make_job(home.jobs, golden={record_id(0): "bug"}, script=answers("bug"))
     registered, _ = home.worked()
     found = verdicts_of(home, registered)
-    assert list(found) == ["coverage", "schema", "drift", "evaluation", "dead_letters"]
+    assert list(found) == ["coverage", "schema", "drift", "evaluation", "dead_letters", "access_labels", "one_recipe"]
     assert all(verdict.passed for verdict in found.values()), found
     assert found["coverage"].summary == "20 results + 0 dead letters = 20 records"
     assert found["drift"].summary == "no baseline: nothing is published yet"

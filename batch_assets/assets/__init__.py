@@ -9,7 +9,7 @@
     publication.py                `published`, and the jobs that move the pointer
     launch.py, requests.py, runs.py   Dagster runs started from the command line
     instance.py, executors.py     Dagster's own home; where steps run
-    sealed_shards.py, verdict_events.py, version_page.py, published_page.py, drift_picture.py
+    sealed_shards.py, verdict_events.py, version_page.py, published_page.py
                                   what people read in the UI
 
 `BatchInferenceJob` is loaded on first use: the command line asks this package to start runs in

@@ -56,4 +56,4 @@ def _purpose(name: str) -> str:
 
 def _is_blocking(name: str, gate: GateSpec) -> bool:
     section = {"drift": gate.drift, "evaluation": gate.evaluation, "dead_letters": gate.dead_letters}.get(name)
-    return section is None or section.blocking  # coverage and schema always block
+    return section is None or section.blocking  # coverage, schema, access_labels and one_recipe always block

@@ -1,21 +1,24 @@
-"""What the page of `published` shows: rows, columns, lineage, a sample, and the drift picture."""
+"""What the page of `published` shows: rows, columns, lineage, a sample, and the pictures of its verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import dagster as dg
 import duckdb
 
-from batch_assets.assets.drift_picture import drift_picture
 from batch_assets.assets.snapshot import snapshot_key
 from batch_assets.assets.texts import clip
+from batch_assets.assets.verdict_events import pictures
 from batch_assets.assets.version_page import column_descriptions
 from batch_assets.core.sql_text import quote_name
 from batch_assets.core.version import JobVersion
 from batch_assets.operations.catalog import open_published
 from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.history import standing_override
 from batch_assets.operations.publish import current_verdicts
+from batch_assets.storage.publications import Publication
 
 SAMPLE_ROWS = 5
 
@@ -28,17 +31,30 @@ def published_metadata(deployment: Deployment, job: str, job_version: str) -> Ma
         schema = _schema(connection, relation, column_descriptions(deployment, version))
         rows = connection.execute(f"SELECT count(*) FROM {relation}").fetchone()
         sample = _sample(connection, relation, schema)
-    picture = next(
-        (drift_picture(one) for one in current_verdicts(deployment, job_version) if one.check == "drift"), None
-    )
+    publication, override = deployment.ledger.publications.pointer(job), standing_override(deployment, job)
+    drawn = {
+        name: picture
+        for verdict in current_verdicts(deployment, job_version)
+        for name, picture in pictures(verdict).items()
+    }
     return {
         "dagster/row_count": dg.MetadataValue.int(rows[0] if rows else 0),
         "dagster/table_name": dg.MetadataValue.text(f"published.{job}"),
         "dagster/column_schema": dg.MetadataValue.table_schema(schema),
         "dagster/column_lineage": dg.MetadataValue.column_lineage(_lineage(version, job, schema)),
         "sample": sample,
-        **({"drift": picture} if picture is not None else {}),
+        "published by": dg.MetadataValue.text(_by(publication)),
+        **({"override": dg.MetadataValue.text(_override_text(override))} if override is not None else {}),
+        **drawn,
     }
+
+
+def _by(publication: Publication | None) -> str:
+    return "nobody" if publication is None else f"{publication.who}, {publication.at} ({publication.publication_id})"
+
+
+def _override_text(override: Mapping[str, Any]) -> str:
+    return f"{', '.join(override['checks'])} had failed; {override['who']} gave as reason: {override['reason']}"
 
 
 def _schema(

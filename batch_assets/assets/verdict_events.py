@@ -44,11 +44,15 @@ def _metadata(verdict: Verdict) -> Mapping[str, dg.MetadataValue]:
     return {
         **{name: metadata_value(value) for name, value in verdict.numbers.items()},
         **{f"threshold: {name}": metadata_value(value) for name, value in verdict.thresholds.items()},
-        **{f"picture: {name}": _picture(name, svg) for name, svg in pictures_of(verdict).items()},
+        **{f"picture: {name}": picture for name, picture in pictures(verdict).items()},
         "example_record_ids": metadata_value([clip(one) for one in verdict.example_ids]),
     }
 
 
+def pictures(verdict: Verdict) -> dict[str, dg.MetadataValue]:
+    """The verdict's pictures by name. As images: what is written in an image runs no script."""
+    return {name: _picture(name, svg) for name, svg in pictures_of(verdict).items()}
+
+
 def _picture(name: str, svg: str) -> dg.MetadataValue:
-    """As an image: what is written in an image runs no script."""
     return dg.MetadataValue.md(f"![{name}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-CHECKS = ("coverage", "schema", "drift", "evaluation", "dead_letters")
+CHECKS = ("coverage", "schema", "drift", "evaluation", "dead_letters", "access_labels", "one_recipe")
 
 # Whole, of one recipe, and no more open than its source: nobody's reason is good enough.
 NEVER_OVERRIDDEN = ("coverage", "access_labels", "one_recipe")

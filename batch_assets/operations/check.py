@@ -31,11 +31,13 @@ from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.progress import ShardRow
 from batch_assets.storage.scan import MEMORY_LIMIT, create_snapshot_view
 from batch_assets.storage.sealed import sealed_schema
+from batch_assets.validation.access_labels import access_labels
 from batch_assets.validation.coverage import coverage
 from batch_assets.validation.dead_letters import dead_letters
 from batch_assets.validation.drift import drift
 from batch_assets.validation.evaluation import evaluation
 from batch_assets.validation.evidence import Evidence, SealedShard, is_typed
+from batch_assets.validation.one_recipe import one_recipe
 from batch_assets.validation.schema import schema
 
 CHECKS: dict[str, Callable[[Evidence], Verdict]] = {
@@ -44,6 +46,8 @@ CHECKS: dict[str, Callable[[Evidence], Verdict]] = {
     "drift": drift,
     "evaluation": evaluation,
     "dead_letters": dead_letters,
+    "access_labels": access_labels,
+    "one_recipe": one_recipe,
 }
 _BATCH = 5000
 _DEAD_LETTERS = pa.schema([(name, pa.string()) for name in ("record_id", "reason", "error")] + [("shard", pa.int32())])

@@ -75,7 +75,7 @@ class Job:
     def required_checks(self) -> tuple[str, ...]:
         """The checks that must have passed, if blocking, before a version is published."""
         evaluation = ("evaluation",) if self.spec.gate.evaluation is not None else ()
-        return ("coverage", "schema", "drift", *evaluation, "dead_letters")
+        return ("coverage", "schema", "drift", *evaluation, "dead_letters", "access_labels", "one_recipe")
 
 
 def find_job_folders(settings: Settings) -> list[Path]:

@@ -121,13 +121,16 @@ def _kinds(evidence: Evidence) -> list[Kind]:
             LEFT JOIN (SELECT record_id, min(reason) AS reason FROM dead_letters GROUP BY record_id) AS letter
             ON letter.record_id = input.id
             GROUP BY GROUPING SETS ((class, reason), (script, reason), (band, reason))
+        ),
+        kinds AS (
+            SELECT CASE WHEN script IS NOT NULL THEN 'script' WHEN band IS NOT NULL THEN 'band' ELSE 'class' END AS dimension,
+                   coalesce(script, band::VARCHAR, class, '(null)') AS name, sum(n)::BIGINT AS records,
+                   coalesce(sum(n) FILTER (reason IS NOT NULL AND (band IS NULL OR reason NOT IN ({by_length}))), 0)::BIGINT
+                       AS dead,
+                   coalesce(arg_max(reason, n) FILTER (reason IS NOT NULL), '') AS reason
+            FROM counted GROUP BY ALL
         )
-        SELECT CASE WHEN script IS NOT NULL THEN 'script' WHEN band IS NOT NULL THEN 'band' ELSE 'class' END AS dimension,
-               coalesce(script, band::VARCHAR, class, '(null)') AS name, sum(n)::BIGINT AS records,
-               coalesce(sum(n) FILTER (reason IS NOT NULL AND (band IS NULL OR reason NOT IN ({by_length}))), 0)::BIGINT AS dead,
-               coalesce(arg_max(reason, n) FILTER (reason IS NOT NULL), '') AS reason
-        FROM counted GROUP BY ALL
-        QUALIFY row_number() OVER (PARTITION BY dimension ORDER BY dead DESC, name) <= {KINDS_MAX}
+        SELECT * FROM kinds QUALIFY row_number() OVER (PARTITION BY dimension ORDER BY dead DESC, name) <= {KINDS_MAX}
         ORDER BY dead DESC, dimension, name
         """
     ).fetchall()
