@@ -19,6 +19,7 @@ from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.work import output_model
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.sealed import RECORD_CLASS, RESERVED, sealed_schema
+from batch_assets.validation.evidence import without_dictionaries
 from batch_assets.validation.table_schema import table_schema
 
 _NOT_FOR_PEOPLE = "output_schema"  # pandera's name of the check that every field has
@@ -106,9 +107,9 @@ def _column(sealed: pa.Field, described: Mapping[str, dg.TableColumn], roles: Ma
     known = described.get(sealed.name)
     if known is None:
         bare = dg.TableColumnConstraints(nullable=sealed.nullable)
-        return dg.TableColumn(sealed.name, str(sealed.type), roles.get(sealed.name), bare)
+        return dg.TableColumn(sealed.name, str(without_dictionaries(sealed.type)), roles.get(sealed.name), bare)
     held = known.constraints
     constraints = dg.TableColumnConstraints(
         nullable=held.nullable, unique=held.unique, other=[text for text in held.other if text != _NOT_FOR_PEOPLE]
     )
-    return dg.TableColumn(sealed.name, str(sealed.type), known.description, constraints)
+    return dg.TableColumn(sealed.name, str(without_dictionaries(sealed.type)), known.description, constraints)

@@ -24,7 +24,7 @@ from batch_assets.storage.objects import Objects
 from batch_assets.storage.outcomes import StoredResult
 from batch_assets.storage.snapshot_columns import plain_type
 from batch_assets.storage.snapshots import SnapshotReader
-from batch_assets.storage.typed import arrow_fields, to_arrow_value
+from batch_assets.storage.typed import arrow_fields, to_arrow_row
 
 RECORD_CLASS = "_record_class"
 RESERVED = ("_job_version", "_shard", "_attempt", "_finish_reason", "_engine", "_stored_at", RECORD_CLASS)
@@ -71,10 +71,16 @@ def sealed_schema(version: JobVersion, model: type[BaseModel], snapshot: pa.Sche
 
 
 def same_rows(stored: pa.Table, made: pa.Table) -> bool:
-    """Whether a sealed file holds the rows that we would write; an earlier release wrote no record class."""
-    if RECORD_CLASS not in stored.column_names and RECORD_CLASS in made.column_names:
-        made = made.drop_columns([RECORD_CLASS])
-    return stored.equals(made)
+    """Whether a sealed file holds the rows that we would write.
+
+    Earlier releases wrote no record class, and enums as plain strings.
+    """
+    if {*made.column_names} - {RECORD_CLASS} != {*stored.column_names} - {RECORD_CLASS}:
+        return False
+    try:
+        return bool(made.select(stored.column_names).cast(stored.schema).equals(stored))
+    except pa.ArrowException:
+        return False
 
 
 class Sealer:
@@ -133,7 +139,7 @@ class Sealer:
         return buffer.getvalue()
 
     def _row(self, shard: int, result: StoredResult) -> dict[str, Any]:
-        answer = to_arrow_value(self._model.model_validate_json(result.payload))
+        answer = to_arrow_row(self._model.model_validate_json(result.payload))
         return {
             **answer,
             "_job_version": self._version.id,

@@ -16,6 +16,7 @@ from batch_assets.core.shards import shard_range
 from batch_assets.core.version import JobVersion
 from batch_assets.core.waste import Wasted
 from batch_assets.engine.protocol import Completion, PromptEncoder
+from batch_assets.storage.exact import has_decimals, refuse_rounded
 from batch_assets.storage.snapshots import SnapshotReader
 from batch_assets.storage.typed import arrow_fields, to_arrow_value
 
@@ -136,7 +137,9 @@ def check_storable(text: str, model: type[BaseModel]) -> None:
         try:
             value = to_arrow_value(getattr(answer, column.name))
             pa.array([value], type=column.type)
-        except (pa.ArrowException, OverflowError) as error:
+            if has_decimals(model):
+                refuse_rounded(text, [value])
+        except (ValueError, OverflowError, pa.ArrowException) as error:
             raise ValueError(f"{column.name}: {error}") from None
         if not _is_finite(value):
             raise ValueError(f"{column.name}: not a finite number, which JSON cannot hold")
