@@ -19,7 +19,7 @@ from batch_assets.assets.instance import dagster_environment
 from batch_assets.core.verdicts import Verdict, refusals
 from batch_assets.errors import BatchAssetsError, GateError
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.publish import current_verdicts
+from batch_assets.operations.publish import current_verdicts, verdicts_that_count
 from batch_assets.settings import Settings
 from batch_assets.storage.plans import RegisteredVersion
 
@@ -56,8 +56,8 @@ def launch_gate(deployment: Deployment, registered: RegisteredVersion) -> None:
 
 
 def _raise_refusal(deployment: Deployment, registered: RegisteredVersion, problem: str) -> None:
-    job, verdicts = deployment.job(registered.job), current_verdicts(deployment, registered.job_version)
-    reasons = refusals(verdicts, job.required_checks)
+    job = deployment.job(registered.job)
+    reasons = refusals(verdicts_that_count(deployment, job, registered.job_version), job.required_checks)
     if not reasons:
         raise RunFailed(problem)
     shown = deployment.ledger.publications.current(registered.job)

@@ -25,6 +25,13 @@ class PublishConfig(dg.Config):
     """Which version readers are to see."""
 
     version: str | None = Field(None, description="a version's id; the newest one when left out")
+    override: str | None = Field(
+        None,
+        description=(
+            "a reason to publish although checks have failed; kept in the history. Never overridden are coverage, "
+            "access_labels, one_recipe, and a check that has no verdict"
+        ),
+    )
 
 
 class RollbackConfig(dg.Config):
@@ -59,8 +66,11 @@ def published_asset(settings: Settings, job: Job, newest: RegisteredVersion | No
     )
     def published(context: dg.AssetExecutionContext, config: PublishConfig) -> dg.MaterializeResult[None]:
         with as_dagster_failures(), opened(settings) as deployment:
-            done = publish(deployment, deployment.resolve(config.version or name))
-            context.log.info(_sentence(done))
+            registered = deployment.resolve(config.version or name)
+            done = publish(
+                deployment, registered, override=config.override, publish_id=_publish_id(context.run_id, name)
+            )
+            context.log.info(done.sentence)
             return dg.MaterializeResult(metadata=_metadata(deployment, done, "publish"))
 
     return published
@@ -80,8 +90,8 @@ def rollback_job(settings: Settings, name: str) -> dg.JobDefinition:
     @dg.op(name=f"{name}__move_back")
     def move_back(context: dg.OpExecutionContext, config: RollbackConfig) -> None:
         with as_dagster_failures(), opened(settings) as deployment:
-            done = rollback(deployment, name, config.to)
-            context.log.info(_sentence(done))
+            done = rollback(deployment, name, config.to, publish_id=_publish_id(context.run_id, name))
+            context.log.info(done.sentence)
             context.log_event(
                 dg.AssetMaterialization(published_key(name), metadata=_metadata(deployment, done, "rollback"))
             )
@@ -106,16 +116,16 @@ def report_move(deployment: Deployment, done: Published, kind: str) -> None:
         instance.report_runless_asset_event(event)
 
 
-def _sentence(done: Published) -> str:
-    if not done.changed:
-        return f"{done.job} shows {done.job_version} already; nothing to do."
-    return f"{done.job} now shows {done.job_version} (before: {done.previous or 'nothing'})."
+def _publish_id(run_id: str, job: str) -> str:
+    """A step that is tried again in its run moves the pointer once, whatever others have published since."""
+    return f"dagster:{run_id}:{job}"
 
 
 def _metadata(deployment: Deployment, done: Published, kind: str) -> Mapping[str, dg.MetadataValue]:
+    shown = done.shows or done.job_version
     return {
-        "version": dg.MetadataValue.text(done.job_version),
+        "version": dg.MetadataValue.text(shown),
         "previous": dg.MetadataValue.text(done.previous or "nothing"),
         "move": dg.MetadataValue.text(kind if done.changed else "none: it was published already"),
-        **published_metadata(deployment, done.job, done.job_version),
+        **published_metadata(deployment, done.job, shown),
     }

@@ -33,6 +33,7 @@ def print_status(state: dict[str, Any]) -> None:
     rows = [
         ("version", state["version"]),
         ("published", state["published"] or "nothing yet"),
+        *([("override", render.override(state["override"]))] if state["override"] else []),
         ("records", render.count(state["records"])),
         ("results", render.count(state["results"])),
         ("dead letters", _dead_letters(state)),

@@ -14,7 +14,7 @@ from typing import NoReturn
 import stamina
 import typer
 
-from batch_assets.cli import inspect, job, operate, release
+from batch_assets.cli import inspect, job, operate, published, release
 from batch_assets.cli.demo import demo
 from batch_assets.cli.ui import ui_command
 from batch_assets.core.quoting import printable
@@ -44,6 +44,10 @@ app.command("retire")(operate.retire_command)
 app.command("check")(release.check_command)
 app.command("publish")(release.publish_command)
 app.command("rollback")(release.rollback_command)
+app.command("history")(published.history_command)
+app.command("rebuild-catalog")(published.rebuild_catalog_command)
+app.command("sweep")(published.sweep_command)
+app.command("report")(release.report_command)
 app.command("export")(release.export_command)
 app.command("demo")(demo)
 app.command("ui")(ui_command)

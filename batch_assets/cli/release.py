@@ -16,6 +16,16 @@ from batch_assets.operations.check import check
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.export import Format, export
 from batch_assets.operations.publish import Published, publish, rollback
+from batch_assets.operations.report import write_report
+
+PublishId = Annotated[
+    str | None,
+    typer.Option(
+        "--publish-id",
+        metavar="ID",
+        help="of this move; sent again with the same id, it is not repeated (default: a fresh one)",
+    ),
+]
 
 
 def check_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
@@ -34,34 +44,45 @@ def check_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
-def publish_command(version: VersionArgument, as_json: JsonFlag = False) -> None:
+def publish_command(
+    version: VersionArgument,
+    override: Annotated[
+        str | None,
+        typer.Option(
+            "--override",
+            metavar="REASON",
+            help="publish although checks have failed (never coverage, access_labels or one_recipe, nor without a verdict)",
+        ),
+    ] = None,
+    publish_id: PublishId = None,
+    as_json: JsonFlag = False,
+) -> None:
     """Point readers at a version; refused unless its checks have passed."""
     here = deployment()
-    done = publish(here, here.resolve(version))
-    _tell_dagster(here, done, "publish")
-    if as_json:
-        render.print_json(asdict(done))
-    elif done.changed:
-        render.say(f"{done.job} now shows {done.job_version} (before: {done.previous or 'nothing'}).")
-    else:
-        render.say(f"{done.job} shows {done.job_version} already; nothing to do.")
+    done = publish(here, here.resolve(version), override=override, publish_id=publish_id)
+    _tell(here, done, "publish", as_json)
+    if override is not None and done.changed and not done.overrode:
+        render.warn("no check had failed that an override could set aside, so none is recorded")
 
 
 def rollback_command(
     job: Annotated[str, typer.Argument(metavar="JOB", help="the job whose readers go back")],
     to: Annotated[str | None, typer.Option("--to", metavar="VERSION", help="an earlier published version")] = None,
+    publish_id: PublishId = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Point readers back at the version before, at once."""
     here = deployment()
-    done = rollback(here, here.known_job(job), to)
-    _tell_dagster(here, done, "rollback")
+    done = rollback(here, here.known_job(job), to, publish_id=publish_id)
+    _tell(here, done, "rollback", as_json)
+
+
+def _tell(here: Deployment, done: Published, kind: str, as_json: bool) -> None:
+    _tell_dagster(here, done, kind)
     if as_json:
         render.print_json(asdict(done))
-    elif done.changed:
-        render.say(f"{job} shows {done.job_version} again (before: {done.previous}).")
     else:
-        render.say(f"{job} shows {done.job_version} already; nothing to do.")
+        render.say(done.sentence)
 
 
 def _tell_dagster(here: Deployment, done: Published, kind: str) -> None:
@@ -94,3 +115,20 @@ def export_command(
         render.print_json(asdict(done))
     else:
         render.say(f"{done.rows:,} rows of {done.job_version} written to {done.output}")
+
+
+def report_command(
+    version: VersionArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="the file to write; reports/JOB/VERSION.html of the home by default")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write what a person reviews before publishing, as one HTML page that needs no network."""
+    here = deployment()
+    registered = here.resolve(version)
+    written = write_report(here, registered, output)
+    if as_json:
+        render.print_json({"version": registered.job_version, "output": str(written)})
+    else:
+        render.say(f"The report of {registered.job_version} is in {written}")

@@ -75,6 +75,11 @@ def verdict_word(verdict: Verdict) -> str:
     return "FAILED" if verdict.blocking else "warned"
 
 
+def override(found: Mapping[str, Any]) -> str:
+    """Who has published against which checks, and why."""
+    return f"{', '.join(found['checks'])} by {found['who']}: {found['reason']}"
+
+
 def count(number: float | None, digits: int = 0) -> str:
     """A number with thousands separators; a dash for none."""
     return "-" if number is None else f"{number:,.{digits}f}"

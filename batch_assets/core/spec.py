@@ -10,6 +10,7 @@ leases, engine options, gate thresholds) can change between two runs of the same
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
@@ -39,8 +40,10 @@ class Strict(BaseModel):
 class SnapshotSpec(Strict):
     """Where the input records are, and which columns mean what."""
 
-    path: str = Field(description="a file, a folder or a glob; relative to the job folder")
-    format: Literal["auto", "parquet", "jsonl", "csv"] = "auto"
+    path: str = Field(description="a file, a folder, a glob or a table's address; relative to the job folder")
+    format: Literal["auto", "parquet", "jsonl", "csv", "delta", "iceberg"] = "auto"
+    version: int | None = Field(None, ge=0, description="of a Delta table; the latest when left out")
+    snapshot_id: int | None = Field(None, description="of an Iceberg table; the current one when left out")
     rows: int | None = Field(None, ge=1, description="take only the first rows; all when left out")
     record_id: ColumnName = Field(description="unique, never null: string or integer")
     text: tuple[ColumnName, ...] = Field(min_length=1, description="a record with none of these is empty input")
@@ -52,6 +55,13 @@ class SnapshotSpec(Strict):
         labels = list(self.access_labels)
         if len(set(labels)) != len(labels) or self.record_id in labels:
             raise ValueError("record_id and access_labels must name different columns")
+        return self
+
+    @model_validator(mode="after")
+    def _versions_are_of_tables(self) -> SnapshotSpec:
+        for key, kind in (("version", "delta"), ("snapshot_id", "iceberg")):
+            if getattr(self, key) is not None and self.format != kind:
+                raise ValueError(f"{key} is for format: {kind} only; set the format or remove {key}")
         return self
 
 
@@ -214,6 +224,31 @@ class GateSpec(Strict):
     dead_letters: DeadLetterGate = DeadLetterGate()
 
 
+class NightlySpec(Strict):
+    """The round that publishes changes by itself, batch by batch."""
+
+    batches: str = Field(description="a folder with one entry a night, in the order of their names; relative to the job")
+    cron: str = Field("0 1 * * *", description="when to look for batches; five fields, as cron has them")
+    timezone: str = Field("UTC", description="an IANA name, such as Europe/Berlin")
+    enabled: bool = Field(True, description="whether the schedule runs from the start; the UI can switch it")
+
+    @field_validator("timezone")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ValueError, OSError, KeyError):
+            raise ValueError(f"{name!r} is no time zone; use an IANA name such as Europe/Berlin") from None
+        return name
+
+
+class RetentionSpec(Strict):
+    """Whose files `batch-assets sweep` leaves where they are."""
+
+    keep: int = Field(3, ge=1, description="the last published versions, to roll back to")
+    grace_h: float = Field(24, ge=0, description="hours for which readers may still have a replaced version open")
+
+
 class JobSpec(Strict):
     """One job: a prompt over a snapshot with a model."""
 
@@ -238,6 +273,8 @@ class JobSpec(Strict):
     )
     engine: EngineSpec = EngineSpec()
     gate: GateSpec = GateSpec()
+    retention: RetentionSpec = RetentionSpec()
+    nightly: NightlySpec | None = Field(None, description="publish changes by a schedule; none when left out")
 
     @field_validator("job")
     @classmethod

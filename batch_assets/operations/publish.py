@@ -44,6 +44,21 @@ class Published:
     override: str | None = None  # the reason given for publishing although checks had failed
     overrode: tuple[str, ...] = ()  # these checks
 
+    @property
+    def sentence(self) -> str:
+        """What has happened, for people."""
+        if self.happened_at is not None:
+            return (
+                f"The publish id {self.publication_id} has taken {self.job} to {self.job_version} before, on "
+                f"{self.happened_at}; nothing was moved now. {self.job} shows {self.shows or 'nothing'}."
+            )
+        if not self.changed:
+            return f"{self.job} shows {self.job_version} already; nothing to do."
+        moved = f"{self.job} now shows {self.job_version} (before: {self.previous or 'nothing'})."
+        if self.override is None:
+            return moved
+        return f"{moved} Overridden: {', '.join(self.overrode)}; the reason is in the history."
+
 
 def content_digest(deployment: Deployment, job_version: str) -> str:
     """A digest over everything the version holds: its sealed files and its dead letters.

@@ -7,6 +7,7 @@ from typing import Any
 
 from batch_assets.core.judges import is_judge
 from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.history import standing_override
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.progress import Progress
 
@@ -18,6 +19,7 @@ def status(deployment: Deployment, registered: RegisteredVersion) -> dict[str, A
         "job": registered.job,
         "version": registered.job_version,
         "published": deployment.ledger.publications.current(registered.job),
+        "override": standing_override(deployment, registered.job),
         "planned": registered.planned,
         "records": registered.records,
         "results": progress.results,

@@ -12,6 +12,7 @@ from batch_assets.storage.outcomes import Outcomes
 from batch_assets.storage.plans import Plans
 from batch_assets.storage.progress import ProgressReader
 from batch_assets.storage.publications import Publications
+from batch_assets.storage.retention import Retention
 from batch_assets.storage.trials import Trials
 from batch_assets.storage.waste import WasteBook
 
@@ -30,6 +31,7 @@ class Ledger:
         self.progress = ProgressReader(self.database)
         self.publications = Publications(self.database)
         self.file_sets = FileSets(self.database)
+        self.retention = Retention(self.database)
 
     def close(self) -> None:
         """Close all connections; the ledger must not be used afterwards."""

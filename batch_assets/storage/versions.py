@@ -32,7 +32,17 @@ class VersionFiles:
             data = self._objects.get(key)
             version = load_version(data, expected_id=version.id, where=self._objects.uri(key))
         self._ledger.plans.register(version, file_sha256=file_sha256(data))
+        self._refuse_swept(version)
         return version
+
+    def _refuse_swept(self, version: JobVersion) -> None:
+        """Until a version is registered, `sweep` may take its snapshot files for ones that nothing names."""
+        for pin in version.snapshot.files:
+            if not pin.key.startswith("/") and not self._objects.exists(pin.key):
+                raise StoreError(
+                    f"The snapshot file {pin.key} of {version.id} is missing from {self._objects.address}. Nothing is lost; pin "
+                    "the job again, and it is made anew."
+                )
 
     def read(self, registered: RegisteredVersion) -> JobVersion:
         """Load a version. Raises VersionError when its file is missing or was edited."""
