@@ -6,6 +6,7 @@ import dagster as dg
 
 from batch_assets.assets.checks import version_checks
 from batch_assets.assets.job_version import version_asset, version_key
+from batch_assets.assets.nightly import nightly_job, nightly_schedule
 from batch_assets.assets.opened import opened
 from batch_assets.assets.publication import gate_job_name, published_asset, published_key, rollback_job
 from batch_assets.assets.shown import shown_versions
@@ -21,6 +22,7 @@ def job_definitions(settings: Settings, job: Job) -> dg.Definitions:
     with opened(settings) as deployment:
         shown = [(one, version_page(deployment, one)) for one in shown_versions(deployment.ledger, job.name)]
     newest = shown[0][0] if shown else None
+    nightly = [nightly_job(settings, job)] if job.spec.nightly is not None else []
     return dg.Definitions(
         assets=[
             snapshot_asset(settings, job),
@@ -31,7 +33,9 @@ def job_definitions(settings: Settings, job: Job) -> dg.Definitions:
         jobs=[
             rollback_job(settings, job.name),
             *([_gate_job(job.name, newest)] if newest is not None else []),
+            *nightly,
         ],
+        schedules=[nightly_schedule(settings, job, job.spec.nightly, one) for one in nightly if job.spec.nightly],
     )
 
 

@@ -6,6 +6,7 @@ import dagster as dg
 
 from batch_assets.assets.failures import as_dagster_failures
 from batch_assets.assets.opened import opened
+from batch_assets.assets.reload import reload_ui
 from batch_assets.assets.texts import clip, metadata_value
 from batch_assets.core.version import JobVersion
 from batch_assets.operations.jobs import Job
@@ -33,8 +34,7 @@ def snapshot_asset(settings: Settings, job: Job) -> dg.AssetsDefinition:
         description=(
             f"The records of {name}: {job.spec.snapshot.path} in {job.folder}.\n\n"
             "Materializing pins the job folder as it is now (snapshot, model, prompt, decoding, output schema) and "
-            "plans its shards. When something of it has changed, that is a new job version; it appears in the graph "
-            "after **Reload definitions**."
+            "plans its shards. When something of it has changed, that is a new job version, and it appears in the graph."
         ),
     )
     def snapshot(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
@@ -42,7 +42,7 @@ def snapshot_asset(settings: Settings, job: Job) -> dg.AssetsDefinition:
             pinned = pin(deployment, deployment.job(name))
             planned = plan(deployment, deployment.ledger.plans.get(pinned.job_version))
         if pinned.is_new:
-            context.log.info(f"New version {pinned.job_version}; press 'Reload definitions' to see it in the graph.")
+            context.log.info(f"New version {pinned.job_version}. {reload_ui(settings)}")
         else:
             context.log.info(f"Nothing that decides an answer has changed: {pinned.job_version} stands.")
         for note in pinned.notes:

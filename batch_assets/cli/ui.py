@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from batch_assets.assets.instance import dagster_environment
+from batch_assets.assets.reload import note_ui
 from batch_assets.cli import render
 from batch_assets.cli.common import deployment
 
@@ -21,7 +22,9 @@ def ui_command(
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
 ) -> None:
     """Open Dagster's UI with its daemon; Ctrl-C ends both."""
-    environment = dagster_environment(deployment().settings)
+    settings = deployment().settings
+    environment = dagster_environment(settings)
+    note_ui(settings, f"http://{host}:{port}")
     render.say(f"Opening http://{host}:{port} (state: {environment['BATCH_ASSETS_HOME']}); Ctrl-C ends it.")
     location = ["-w", str(WORKSPACE)] if WORKSPACE.is_file() else ["-m", "batch_assets.definitions"]
     # The UI takes over this process: its exit status and signals are ours.
