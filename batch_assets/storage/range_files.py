@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import threading
+from datetime import datetime
 from typing import Any
 
 import obstore
@@ -59,11 +60,34 @@ class RangeFile(io.RawIOBase):
 
 
 class RangeFiles(FsspecStore):
-    """obstore's file system with such files. Reads only."""
+    """The objects of one bucket as a file system that only reads.
 
-    def _open(self, path: str, mode: str = "rb", *_: Any, size: int | None = None, **__: Any) -> Any:
+    DuckDB asks for size and time of a file again and again (70 times for each of a version's files in a
+    round of checks); here each is looked at once. So an instance is for immutable objects, and for one connection.
+    """
+
+    def __init__(self, store: Any) -> None:
+        """`store` is the bucket without a prefix."""
+        super().__init__("s3", skip_instance_cache=True)  # type: ignore[call-overload]
+        self._store = store
+        self._heads: dict[str, Any] = {}
+
+    async def _info(self, path: str, **_: Any) -> dict[str, Any]:
+        """fsspec's description of a file, which its other questions end in. Raises FileNotFoundError."""
+        head = self._head(path)
+        return {"name": path, "type": "file", "size": head["size"], "e_tag": head["e_tag"]}
+
+    def modified(self, path: str) -> datetime:
+        found: datetime = self._head(path)["last_modified"]
+        return found
+
+    def _open(self, path: str, mode: str = "rb", *_: Any, **__: Any) -> Any:
         if mode != "rb":
             raise ValueError(f"{path} can only be read here")
-        bucket, key = self._split_path(path)
-        store = self._construct_store(bucket)
-        return RangeFile(store, key, obstore.head(store, key)["size"] if size is None else size)
+        return RangeFile(self._store, self._split_path(path)[1], self._head(path)["size"])
+
+    def _head(self, path: str) -> Any:
+        known = self._heads.get(path)
+        if known is None:
+            known = self._heads[path] = obstore.head(self._store, self._split_path(path)[1])
+        return known

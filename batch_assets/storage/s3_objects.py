@@ -35,7 +35,7 @@ from batch_assets.storage.objects import (
     missing,
     sha256_of,
 )
-from batch_assets.storage.range_files import RangeFiles
+from batch_assets.storage.range_files import RangeFile, RangeFiles
 
 ADDRESS = re.compile(
     r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[\w.=+-]+(?:/[\w.=+-]+)*))?/?", re.A
@@ -67,9 +67,7 @@ class S3Objects(Objects):
         }
         with self._explained("it could not be opened"):
             self._store = S3Store(self._bucket, prefix=self._prefix or None, **options)
-            # fsspec would give another store's files where only the environment differs.
-            options["skip_instance_cache"] = True
-            self._files = RangeFiles("s3", **options)
+            self._whole_bucket = S3Store(self._bucket, **options)
 
     @property
     def address(self) -> str:
@@ -85,14 +83,14 @@ class S3Objects(Objects):
     def attach(self, connection: Any) -> None:
         """DuckDB's own httpfs would have to be downloaded; obstore reads for it."""
         if not connection.filesystem_is_registered("s3"):
-            connection.register_filesystem(self._files)
+            connection.register_filesystem(RangeFiles(self._whole_bucket))
 
     def open(self, key: str) -> IO[bytes]:
         found = self.stat(key)
         if found is None:
             raise missing(key, self.address)
         with self._explained(f"{key} could not be read", key):
-            return cast("IO[bytes]", self._files.open(self.uri(key), "rb", size=found.size))
+            return cast("IO[bytes]", RangeFile(self._store, key, found.size))
 
     def get(self, key: str) -> bytes:
         with self._explained(f"{key} could not be read", key):
