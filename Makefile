@@ -14,9 +14,9 @@ TESTS_AT_ONCE ?= 2
 demo: setup model
 	@$(BIN)/batch-assets demo
 
-# Most tests wait for processes, so two run at once; what needs the machine to itself comes afterwards.
+# Most tests wait for processes, so two files run at once; what needs the machine to itself comes afterwards.
 test: setup model
-	@$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadgroup -m 'not alone'; others=$$?; \
+	@$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder -m 'not alone'; others=$$?; \
 	$(BIN)/python -m pytest -m alone && exit $$others
 
 # Faults against real workers. SEED=7 RUNS=30 LEDGER=sqlite|postgresql|both; a failure prints the command that repeats it.

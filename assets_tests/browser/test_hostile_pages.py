@@ -37,8 +37,6 @@ PIECES = (
 COLUMNS = ("record_id", "subject", "body", "record_class", "acl")
 WAIT_S = 120.0
 
-pytestmark = pytest.mark.xdist_group("browser")  # one UI at a time, and its tests in their order
-
 
 class Site:
     """A running UI with a published hostile job, and one that cannot be planned."""
@@ -88,6 +86,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.mark.browser
+@pytest.mark.alone  # one UI at a time
 @pytest.mark.timeout(600)
 def test_nothing_of_a_record_runs_on_a_page(site: Site, browser: webdriver.Chrome) -> None:
     """No script runs, no element or link is made of a text, nothing is fetched; the texts stand there as they are."""

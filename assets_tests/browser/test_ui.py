@@ -26,8 +26,6 @@ PARTITIONS = [f"{shard:06d}" for shard in range(SHARDS)]
 SCRIPT = {"requests_log": "requests.jsonl"}
 KILLER = {"records": {record_id(27): {"kills_engine": True}}}
 
-pytestmark = pytest.mark.xdist_group("browser")  # one UI at a time, and its tests in their order
-
 
 class Site:
     """A running UI on a home with two jobs, each with one version."""

@@ -20,7 +20,7 @@ from batch_assets.settings import Settings
 
 REPOSITORY_ROOT = Path(__file__).parent.parent.parent
 LOCATION, REPOSITORY = "batch_assets", "__repository__"
-STOP_S = 30.0
+STOP_S = 5.0  # its whole group is killed afterwards, and nobody reads its home again
 
 
 def free_port() -> int:

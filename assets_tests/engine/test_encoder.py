@@ -14,10 +14,7 @@ from batch_assets.engine.encoder import PromptFormat, ScriptedEncoder, Tokenizer
 from batch_assets.errors import ModelError
 from batch_assets.settings import Settings
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # transformers warns of its own future
-    pytest.mark.xdist_group("encoder"),  # one process loads the tokenizer
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own future
 
 INSTRUCTION = "Answer in JSON."
 MODEL = Settings().models.expanduser() / "smollm2-135m-instruct"

@@ -26,8 +26,6 @@ from batch_assets.cli.main import main
 from batch_assets.core.verdicts import Verdict
 from batch_assets.operations.export import Format, export
 
-pytestmark = pytest.mark.xdist_group("hostile")  # its tests share one published job
-
 LINE_CHARS_MAX = 4_000
 SELECT_GRAPHIC = re.compile(rb"\x1b\[[0-9;]*m")  # rich's own: bold headings
 Cli = Callable[..., str]

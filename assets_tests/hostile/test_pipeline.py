@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from assets_tests.hostile.conftest import JOB, Hostile
 from batch_assets.storage.warehouse import open_warehouse
-
-pytestmark = pytest.mark.xdist_group("hostile")  # its tests share one published job
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 
