@@ -66,11 +66,16 @@ class RangeFiles(FsspecStore):
     round of checks); here each is looked at once. So an instance is for immutable objects, and for one connection.
     """
 
+    cachable = False  # fsspec would hand out an older instance for a store that prints the same
+
     def __init__(self, store: Any) -> None:
         """`store` is the bucket without a prefix."""
-        super().__init__("s3", skip_instance_cache=True)  # type: ignore[call-overload]
+        super().__init__("s3")
         self._store = store
         self._heads: dict[str, Any] = {}
+
+    def _construct_store(self, _bucket: str) -> Any:
+        return self._store
 
     async def _info(self, path: str, **_: Any) -> dict[str, Any]:
         """fsspec's description of a file, which its other questions end in. Raises FileNotFoundError."""
