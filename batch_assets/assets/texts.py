@@ -11,6 +11,8 @@ from typing import Any
 
 import dagster as dg
 
+from batch_assets.core.quoting import legible
+
 CELL_CHARS = 200
 ITEMS_MAX = 100  # of a mapping, such as the rows per category
 
@@ -30,13 +32,6 @@ def clip(value: Any) -> str | int | float | bool | None:
         return value if math.isfinite(value) else str(value)
     text = legible(value) if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
     return text if len(text) <= CELL_CHARS else f"{text[: CELL_CHARS - 1]}…"
-
-
-def legible(text: str) -> str:
-    """What does not print as an escape: a direction mark in an id would turn our own numbers around."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
 
 
 def plain(value: Any) -> Any:

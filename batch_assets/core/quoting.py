@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 QUOTED_CHARS_MAX = 80
 
 
@@ -22,3 +24,10 @@ def plain_words(value: object) -> str:
     """A foreign text inside of a sentence of ours, with nothing in it that any page would take for markup."""
     text = printable(value, chars_max=QUOTED_CHARS_MAX)
     return "".join(char if char.isalnum() or char in " -_.,:/+…" else "·" for char in text)
+
+
+def legible(text: str) -> str:
+    """What does not print as an escape: a direction mark in an id would turn our own numbers around."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)

@@ -62,6 +62,15 @@ class ShardRow:
     sealed_bytes: int | None
 
 
+class Totals(NamedTuple):
+    """What all work on a version came to."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt tokens, those that the prefix cache served
+    output_tokens: int
+    busy_s: int  # time in which outcomes were stored, by whatever number of workers
+
+
 class _Rate(NamedTuple):
     records_per_s: float | None
     tokens_per_s: float | None
@@ -117,6 +126,13 @@ class ProgressReader:
             tokens_per_s=output / seconds if seconds else 0.0,
             prefix_hit_rate=cached / prompt if prompt else None,
         )
+
+    def totals(self, job_version: str) -> Totals:
+        """Sums over all of a version's work."""
+        columns = [_total(throughput.c[name]) for name in Totals._fields[:3]]
+        query = sa.select(*columns, sa.func.count() * BUCKET_S).where(throughput.c.job_version == job_version)
+        with self._database.read() as connection:
+            return Totals(*map(int, connection.execute(query).one()))
 
     def dead_letters_by_reason(self, job_version: str) -> dict[str, int]:
         """Counts by reason, the most frequent first."""

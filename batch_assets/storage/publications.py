@@ -38,6 +38,16 @@ class Publication:
     sequence: int = 0  # set by the ledger: counts the job's moves from 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeptVerdict:
+    """The latest verdict of a check, whether or not it still counts."""
+
+    verdict: Verdict
+    at: str  # ISO 8601, UTC
+    content: str  # digest of what was judged
+    basis: str  # digest of what it was judged by
+
+
 class Publications:
     """Pointers, their history, and the verdicts that allow a move."""
 
@@ -194,7 +204,21 @@ class Publications:
         bodies = [
             json.loads(row.body) for row in rows if basis is None or basis.get(row.check_name) == row.basis_sha256
         ]
-        return [Verdict(**{**body, "example_ids": tuple(body["example_ids"])}) for body in bodies]
+        return [_verdict(body) for body in bodies]
+
+    def kept_verdicts(self, job_version: str) -> list[KeptVerdict]:
+        """The latest verdict of each check, given on whatever content the version had then."""
+        query = sa.select(verdicts).where(verdicts.c.job_version == job_version).order_by(verdicts.c.check_name)
+        with self._database.read() as connection:
+            return [
+                KeptVerdict(
+                    verdict=_verdict(json.loads(row.body)),
+                    at=_iso(row.at),
+                    content=row.content_sha256,
+                    basis=row.basis_sha256,
+                )
+                for row in connection.execute(query)
+            ]
 
 
 def refuse_swept(connection: sa.Connection, job_version: str) -> None:
@@ -251,6 +275,10 @@ def _override_text(publication: Publication) -> str | None:
     if publication.override is None:
         return None
     return json.dumps({"reason": publication.override, "checks": list(publication.overrode)})
+
+
+def _verdict(body: Mapping[str, Any]) -> Verdict:
+    return Verdict(**{**body, "example_ids": tuple(body["example_ids"])})
 
 
 def _iso(at: float) -> str:
