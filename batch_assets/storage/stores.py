@@ -49,6 +49,21 @@ def open_objects(address: str, home: Path) -> Objects:
     return objects
 
 
+def open_to_read(address: str, scratch: Path) -> Objects:
+    """The same for somebody who only reads: nothing is tried, made or written.
+
+    Raises InputError for an address that is none, StoreError for a folder that is not there.
+    """
+    if "://" in address:
+        return S3Objects(address, scratch)
+    if not Path(address).is_dir():
+        raise StoreError(
+            f"There is no object store in {address}, so nothing is published there. Set BATCH_ASSETS_HOME (or "
+            "BATCH_ASSETS_OBJECTS) to where the jobs run."
+        )
+    return LocalObjects(Path(address))
+
+
 def prove(objects: Objects, *, rounds: int = ROUNDS) -> None:
     """Let writers race for new keys and for one that changes.
 
