@@ -62,6 +62,8 @@ def test_the_threshold_is_on_the_lower_end_of_the_interval(home: Home) -> None:
     )
     assert verdict.example_ids == tuple(record_id(number) for number in range(6))
     assert verdict.numbers["confusion"]["counts"] == [[6, 54]]
+    by_class = {row["slice"]: (row["golden"], row["accuracy"]) for row in verdict.numbers["slices"]["_record_class"]}
+    assert by_class == {"public": (48, 0.9167), "internal": (12, 0.8333)}
     assert list(pictures_of(verdict)) == ["confusion"]
     assert "90%; 80% to 95% at 95%; the lower end must be at least 85%" in verdict.summary
     make_job(home.jobs, records=RECORDS, golden=golden, script=script, gate={"evaluation": {"accuracy_min": 0.75}})
@@ -118,11 +120,12 @@ def test_the_sample_is_the_same_for_every_version_and_another_for_another_seed(h
 def test_worse_than_the_published_version_fails_above_the_minimum(home: Home) -> None:
     """Eight of sixty lost and none gained is no chance; two lost and two gained is."""
     golden = {record_id(number): "bug" for number in range(RECORDS)}
-    gate = {"evaluation": {"accuracy_min": 0.5}}
+    gate = {"evaluation": {"accuracy_min": 0.5, "graders": [{"function": "is_bug", "min": 0.1}]}}
+    files = {"graders.py": GRADER}
 
     def version(prompt: str, wrong: range) -> RegisteredVersion:
         text = f"{prompt}\n<!-- record -->\n{{{{ body }}}}\n"
-        make_job(home.jobs, records=RECORDS, golden=golden, script=answers(wrong), gate=gate, prompt=text)
+        make_job(home.jobs, records=RECORDS, golden=golden, script=answers(wrong), gate=gate, prompt=text, files=files)
         return home.worked()[0]
 
     first = version("One", range(2))
@@ -136,6 +139,8 @@ def test_worse_than_the_published_version_fails_above_the_minimum(home: Home) ->
     )
     worse = evaluated(home, version("Three", range(10)))
     assert not worse.passed
+    grader = worse.numbers["criteria"]["grader is_bug"]
+    assert (grader["passed"], grader["published"]) == (False, worse.numbers["published"])
     assert worse.numbers["published"] == {
         "pairs": 60,
         "worse": 8,

@@ -79,10 +79,13 @@ def _store_pairs(deployment: Deployment, job: Job, judge: Judge, evidence: Evide
     data = buffer.getvalue()
     digest = hashlib.sha256(data).hexdigest()
     key = f"snapshots/{digest[:16]}-judged.parquet"
-    deployment.objects.put_if_absent(key, data)
+    kept = deployment.objects.put_if_absent(key, data)
     stored = deployment.objects.stat(key)
-    if stored is None:
-        raise StoreError(f"{key} was stored in {deployment.objects.address} and is gone; check again.")
+    if not kept or stored is None:
+        raise StoreError(
+            f"{key} in {deployment.objects.address} is gone again or damaged. Remove what stands there and check again; it "
+            "is made anew, and no result is lost."
+        )
     file = FilePin(key=key, size=stored.size, sha256=digest, rows=len(sample.rows), modified_ns=stored.modified_ns)
     return SnapshotPin(
         sources=(file,),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from batch_assets.core.quoting import quoted
 from batch_assets.core.statistics import PairedChange, paired_change, wilson_interval
 from batch_assets.validation.evidence import EXAMPLES
 
@@ -84,7 +85,7 @@ class Criterion:
         parts = [f"{self.mean:.0%} of {len(self.grades)}, {asked(self.interval, self.minimum)}"]
         if self.problems:
             id_, problem = next(iter(self.problems.items()))
-            parts.append(f"{len(self.problems)} could not be graded ({id_!r}: {problem})")
+            parts.append(f"{len(self.problems)} could not be graded ({quoted(id_)}: {problem})")
         if self.change is not None and self.is_worse(alpha):
             parts.append(worse(self.change))
         if self.minimum is not None and self.interval[0] < self.minimum:

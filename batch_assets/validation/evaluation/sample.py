@@ -56,7 +56,9 @@ def draw_sample(evidence: Evidence, size: int) -> Sample:
     fields = list(evidence.model.model_fields)
     results = _rows_of(evidence, "results", fields)
     records = _records(evidence) if results else {}
-    published = _rows_of(evidence, "baseline", fields) if has_baseline(evidence) else {}
+    # The records of an incremental version have changed: what readers see is an answer to another text.
+    is_comparable = has_baseline(evidence) and evidence.version.changes is None
+    published = _rows_of(evidence, "baseline", fields) if is_comparable else {}
     rows = tuple(
         Sampled(record_id=str(id_), record=record, result=results[id_], published=published.get(id_))
         for id_, record in records.items()
