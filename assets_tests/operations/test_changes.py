@@ -300,3 +300,23 @@ def test_integer_ids_stay_integers(home: Home) -> None:
 
 def _current(home: Home) -> str:
     return str(home.deployment.ledger.publications.current("tiny"))
+
+
+def test_a_base_that_does_not_fit_is_found_in_the_whole(home: Home) -> None:
+    """A record that the base has twice would be twice in what readers see; a clean merge has no such fault."""
+    base = published_base(home)
+    delta = night(
+        home, changes_file(home, [edited(4, "text")]), removed_file(home, [record_id(7), "unknown"]), publish_it=False
+    )
+    clean = check(home.deployment, delta, only=["coverage"])[0]
+    assert clean.passed
+    assert clean.numbers["merged"] == {
+        "rows": 19, "dead_letters": 0, "doubled": 0, "not_removed": 0, "lost": 0, "removed": 2, "removed_unknown": 1,
+    }  # fmt: skip
+    file = next(published_files(home.deployment, base.job_version))
+    path = Path(home.deployment.objects.uri(file.key))
+    table = pq.read_table(path)
+    pq.write_table(pa.concat_tables([table.slice(1), table.slice(1, 1)]), path, compression="none")
+    home.deployment.ledger.database.close()
+    with pytest.raises(BatchAssetsError, match="not as large as it was when it was sealed"):
+        check(home.deployment, delta, only=["coverage"])

@@ -7,8 +7,12 @@ not by counts, out of core. Says nothing about what the answers are worth. Alway
 
 from __future__ import annotations
 
+from typing import Any
+
 from batch_assets.core.verdicts import Verdict
 from batch_assets.validation.evidence import EXAMPLES, Evidence
+from batch_assets.validation.merged import FAULTS as MERGE_FAULTS
+from batch_assets.validation.merged import merged_examples, merged_numbers
 from batch_assets.validation.tally import tally
 
 # Of the rows of `uneven_ids`: what is wrong with an id, and how it is said.
@@ -27,7 +31,7 @@ def coverage(evidence: Evidence) -> Verdict:
     found = dict(zip(_FAULTS, map(int, row), strict=True))
     altered = [shard.name for shard in evidence.sealed if shard.digest() != shard.sha256]
     miscounted = [shard.name for shard in evidence.sealed if shard.rows_found not in (shard.rows, None)]
-    numbers = {
+    numbers: dict[str, Any] = {
         "records": evidence.version.records,
         "results": evidence.count("SELECT count(*) FROM results"),
         "dead_letters": evidence.count("SELECT count(*) FROM dead_letters"),
@@ -41,12 +45,17 @@ def coverage(evidence: Evidence) -> Verdict:
     faults = [f"{numbers[name]:,} {name}" for name in (*_FAULTS, "files_altered", "files_miscounted") if numbers[name]]
     if numbers["shards_sealed"] != numbers["shards"]:
         faults.append(f"{numbers['shards'] - numbers['shards_sealed']:,} shards not sealed")
+    merged = merged_numbers(evidence) if evidence.version.changes is not None else {}
+    faults += [f"{merged[name]:,} {name} in the merged whole" for name in MERGE_FAULTS if merged.get(name)]
     files = list(dict.fromkeys([*altered, *miscounted]))[:EXAMPLES]
     if files:
         faults.append(f"the first file is {files[0]}")
     whole = (
         f"{numbers['results']:,} results + {numbers['dead_letters']:,} dead letters = {numbers['records']:,} records"
     )
+    if merged:
+        numbers["merged"] = merged
+        whole += f"; with the base {merged['rows']:,} rows and {merged['dead_letters']:,} dead letters"
     return Verdict(
         check="coverage",
         passed=not faults,
@@ -54,7 +63,7 @@ def coverage(evidence: Evidence) -> Verdict:
         summary=", ".join(faults) if faults else whole,
         numbers={**numbers, "files": files} if files else numbers,
         thresholds=dict.fromkeys((*_FAULTS, "files_altered", "files_miscounted"), 0),
-        example_ids=_examples(evidence, uneven, found) or tuple(files),
+        example_ids=_examples(evidence, uneven, found) or (merged_examples(evidence) if merged else ()) or tuple(files),
     )
 
 

@@ -48,7 +48,7 @@ def dead_letters(evidence: Evidence) -> Verdict:
         "SELECT reason, count(*) AS n FROM dead_letters GROUP BY reason ORDER BY n DESC, reason"
     ).fetchall()
     total, records = sum(count for _, count in by_reason), evidence.version.records
-    rate = total / records
+    rate = total / records if records else 0.0  # a night that only removes has no records
     reasons = ", ".join(f"{count} {reason}" for reason, count in by_reason)
     summary = f"{total:,} of {records:,} records ({rate:.2%}; at most {gate.rate_max:.2%} allowed)"
     numbers: dict[str, Any] = {
