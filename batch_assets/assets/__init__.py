@@ -7,6 +7,7 @@
     job_version.py, gpu_step.py   one partitioned asset per version: plan → gpu_worker × N → settle
     checks.py                     the gate, as asset checks
     publication.py                `published`, and the jobs that move the pointer
+    warehouse.py                  the resource by which other assets read what is published
     launch.py, requests.py, runs.py   Dagster runs started from the command line
     instance.py, executors.py     Dagster's own home; where steps run
     sealed_shards.py, verdict_events.py, version_page.py, published_page.py

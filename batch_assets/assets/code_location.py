@@ -10,6 +10,7 @@ from batch_assets.assets.executors import executor_for
 from batch_assets.assets.job import job_definitions
 from batch_assets.assets.opened import opened
 from batch_assets.assets.shown import METADATA_KEY, encode_choice, is_reconstruction, shown_versions
+from batch_assets.assets.warehouse import published_warehouse
 from batch_assets.errors import SpecError
 from batch_assets.operations.jobs import Job, find_job_folders, load_job, load_jobs
 from batch_assets.settings import Settings
@@ -25,7 +26,8 @@ def code_location(settings: Settings) -> dg.Definitions:
     definitions = [job_definitions(settings, job) for job in jobs.values()]
     with opened(settings) as deployment:
         choice = {name: [one.job_version for one in shown_versions(deployment.ledger, name)] for name in jobs}
-    merged = dg.Definitions.merge(*definitions, dg.Definitions(executor=executor_for(settings)))
+    shared = dg.Definitions(executor=executor_for(settings), resources={"warehouse": published_warehouse(settings)})
+    merged = dg.Definitions.merge(*definitions, shared)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)  # why it is worth it: shown.py
         return merged.with_reconstruction_metadata({METADATA_KEY: encode_choice(choice)})

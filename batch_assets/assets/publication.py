@@ -13,6 +13,7 @@ from batch_assets.assets.failures import as_dagster_failures
 from batch_assets.assets.job_version import version_key
 from batch_assets.assets.opened import opened
 from batch_assets.assets.published_page import published_metadata
+from batch_assets.assets.report_link import report_metadata
 from batch_assets.assets.snapshot import snapshot_key
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.jobs import Job
@@ -68,10 +69,10 @@ def published_asset(settings: Settings, job: Job, newest: RegisteredVersion | No
         with as_dagster_failures(), opened(settings) as deployment:
             registered = deployment.resolve(config.version or name)
             done = publish(
-                deployment, registered, override=config.override, publish_id=_publish_id(context.run_id, name)
+                deployment, registered, override=config.override, publish_id=_publish_id(context.run.run_id, name)
             )
             context.log.info(done.sentence)
-            return dg.MaterializeResult(metadata=_metadata(deployment, done, "publish"))
+            return dg.MaterializeResult(metadata=_metadata(context.instance, deployment, done, "publish"))
 
     return published
 
@@ -90,10 +91,12 @@ def rollback_job(settings: Settings, name: str) -> dg.JobDefinition:
     @dg.op(name=f"{name}__move_back")
     def move_back(context: dg.OpExecutionContext, config: RollbackConfig) -> None:
         with as_dagster_failures(), opened(settings) as deployment:
-            done = rollback(deployment, name, config.to, publish_id=_publish_id(context.run_id, name))
+            done = rollback(deployment, name, config.to, publish_id=_publish_id(context.run.run_id, name))
             context.log.info(done.sentence)
             context.log_event(
-                dg.AssetMaterialization(published_key(name), metadata=_metadata(deployment, done, "rollback"))
+                dg.AssetMaterialization(
+                    published_key(name), metadata=_metadata(context.instance, deployment, done, "rollback")
+                )
             )
 
     @dg.job(name=rollback_job_name(name), description=f"Points readers of published.{name} back at the version before.")
@@ -112,7 +115,7 @@ def report_move(deployment: Deployment, done: Published, kind: str) -> None:
     if not done.changed or not (home / "dagster.yaml").is_file():
         return
     with dg.DagsterInstance.from_config(str(home)) as instance:
-        event = dg.AssetMaterialization(published_key(done.job), metadata=_metadata(deployment, done, kind))
+        event = dg.AssetMaterialization(published_key(done.job), metadata=_metadata(instance, deployment, done, kind))
         instance.report_runless_asset_event(event)
 
 
@@ -121,11 +124,14 @@ def _publish_id(run_id: str, job: str) -> str:
     return f"dagster:{run_id}:{job}"
 
 
-def _metadata(deployment: Deployment, done: Published, kind: str) -> Mapping[str, dg.MetadataValue]:
+def _metadata(
+    instance: dg.DagsterInstance, deployment: Deployment, done: Published, kind: str
+) -> Mapping[str, dg.MetadataValue]:
     shown = done.shows or done.job_version
     return {
         "version": dg.MetadataValue.text(shown),
         "previous": dg.MetadataValue.text(done.previous or "nothing"),
         "move": dg.MetadataValue.text(kind if done.changed else "none: it was published already"),
+        **report_metadata(instance, deployment, deployment.ledger.plans.get(shown)),
         **published_metadata(deployment, done.job, shown),
     }
