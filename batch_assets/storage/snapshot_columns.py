@@ -30,7 +30,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def check_columns(columns: pa.Schema, spec: SnapshotSpec, *, where: Path) -> None:
+def check_columns(columns: pa.Schema, spec: SnapshotSpec, *, where: Path | str) -> None:
     """The columns that the spec names exist, and the record id is text or an integer."""
     lowered = [name.lower() for name in columns.names]
     doubled = [name for name in columns.names if lowered.count(name.lower()) > 1]

@@ -1,6 +1,7 @@
 """The input records: pinned once by digest, then read by row range.
 
-A Parquet snapshot stays where it is; CSV and JSONL are converted into the object store once. Rows
+A Parquet snapshot stays where it is; CSV and JSONL are converted into the object store once, and the
+rows of a Delta or Iceberg table are copied there. Rows
 are numbered from 0 in the order of the pinned files, and a shard is a range of those numbers.
 """
 
@@ -19,23 +20,29 @@ from batch_assets.core.spec import SnapshotSpec
 from batch_assets.core.version import FilePin, SnapshotPin
 from batch_assets.errors import SnapshotError
 from batch_assets.storage.conversion import convert
+from batch_assets.storage.delta_tables import find_delta
+from batch_assets.storage.iceberg_tables import find_iceberg
 from batch_assets.storage.objects import Objects, missing, sha256_of
 from batch_assets.storage.snapshot_columns import check_columns, check_same_columns, open_parquet, plain_type
+from batch_assets.storage.table_sources import copy_name, copy_table, table_address
 
+TABLES = {"delta": find_delta, "iceberg": find_iceberg}
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 READ_BATCH_ROWS = 512
 
 
 def pin_snapshot(spec: SnapshotSpec, folder: Path, objects: Objects) -> SnapshotPin:
-    """Digest the snapshot's files and convert what is not Parquet.
+    """Digest the snapshot's files, convert what is not Parquet, and copy the rows of a table's version.
 
     Raises SnapshotError naming the file (and line) when anything cannot be read; nothing is kept then.
     """
-    paths = find_files(spec, folder)
     sources: list[FilePin] = []
     files: list[FilePin] = []
     left = spec.rows
-    for path in paths:
+    if spec.format in TABLES:
+        source, pinned = _pin_table(spec, folder, objects)
+        sources, files, left = [source], [pinned], 0
+    for path in find_files(spec, folder) if spec.format not in TABLES else ():
         if left == 0:
             break
         pins = _pin_file(path, spec, objects, left)
@@ -151,24 +158,53 @@ def _pin_file(path: Path, spec: SnapshotSpec, objects: Objects, rows_max: int | 
         if rows == 0:
             return None
         check_columns(open_parquet(target).schema_arrow, spec, where=path)
-        _store_conversion(objects, key, target)
+        is_ours = _store_conversion(objects, key, target)
+        kept_digest = sha256_of(target) if is_ours else objects.sha256(key)
+    return FilePin(key=str(path), size=size, sha256=digest, rows=rows), _stored(objects, key, rows, kept_digest)
+
+
+def _pin_table(spec: SnapshotSpec, folder: Path, objects: Objects) -> tuple[FilePin, FilePin]:
+    """(the version of the table, the copy of its rows): both are the same whenever that version is pinned."""
+    version = spec.version if spec.format == "delta" else spec.snapshot_id
+    table = TABLES[spec.format](table_address(spec, folder), version)
+    check_columns(table.schema, spec, where=table.name)
+    key = f"snapshots/{spec.format}-{copy_name(table, spec)}.parquet"
+    rows = _rows_kept(objects, key)
+    digest = None if rows is None else objects.sha256(key)
+    if rows is None or digest is None:
+        with objects.scratch() as scratch:
+            target = scratch / "copied.parquet"
+            rows = copy_table(table, target, record_id=spec.record_id, rows_max=spec.rows)
+            if rows == 0:
+                raise SnapshotError(f"The table {table.name} has no rows; there is nothing to do.")
+            digest = sha256_of(target) if _store_conversion(objects, key, target) else objects.sha256(key)
+    source = FilePin(key=table.name, size=table.size, sha256=table.digest, rows=rows)
+    return source, _stored(objects, key, rows, digest)
+
+
+def _rows_kept(objects: Objects, key: str) -> int | None:
+    """The rows of an earlier copy; None when there is none, or it is damaged."""
+    try:
+        return int(Place(key, objects).parquet().metadata.num_rows) if objects.exists(key) else None
+    except SnapshotError:
+        return None
+
+
+def _stored(objects: Objects, key: str, rows: int, sha256: str) -> FilePin:
     stored = objects.stat(key)
     if stored is None:
         raise missing(key, objects.address)
-    converted = FilePin(
-        key=key, size=stored.size, sha256=objects.sha256(key), rows=rows, modified_ns=stored.modified_ns
-    )
-    return FilePin(key=str(path), size=size, sha256=digest, rows=rows), converted
+    return FilePin(key=key, size=stored.size, sha256=sha256, rows=rows, modified_ns=stored.modified_ns)
 
 
-def _store_conversion(objects: Objects, key: str, converted: Path) -> None:
-    """Keep an earlier conversion of the same bytes, unless it is damaged."""
+def _store_conversion(objects: Objects, key: str, converted: Path) -> bool:
+    """Keep an earlier conversion of the same bytes, unless it is damaged; True when it is the same file."""
     if objects.exists(key):
         try:
             Place(key, objects).parquet()
         except SnapshotError:
             objects.remove(key)
-    objects.put_file_if_absent(key, converted)
+    return objects.put_file_if_absent(key, converted)
 
 
 class SnapshotReader:
