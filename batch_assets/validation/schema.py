@@ -118,9 +118,7 @@ def _check_piece(
     frame = pd.DataFrame({name: pd.Series(values, dtype=object) for name, values in columns.items()})
     for name in nonnull:
         if nulls := piece.column(name).null_count:
-            ids = [
-                id_.as_py() for id_, value in zip(piece.column(record_id), piece.column(name), strict=True) if not value
-            ]
+            ids = piece.column(record_id).filter(piece.column(name).is_null()).slice(0, EXAMPLES).to_pylist()
             found.add({f"{name}: not_nullable": nulls}, ids)
     try:
         rules.validate(frame, lazy=True)
