@@ -89,7 +89,31 @@ def _wrong_places(values: list[Any], of_one: TypeAdapter[Any], of_many: TypeAdap
 def _problem(adapter: TypeAdapter[Any], value: Any) -> Exception | None:
     try:
         # As JSON, because that is what the model was made for: enums and dates are texts there.
-        adapter.validate_json(json.dumps(value, default=str), by_alias=True, by_name=True)
+        adapter.validate_json(json.dumps(_jsonable(value)), by_alias=True, by_name=True)
+    except _NotInJson:
+        return _problem_in_python(adapter, value)
     except Exception as problem:
         return problem
     return None
+
+
+def _problem_in_python(adapter: TypeAdapter[Any], value: Any) -> Exception | None:
+    try:
+        adapter.validate_python(value, strict=False, by_alias=True, by_name=True)
+    except Exception as problem:
+        return problem
+    return None
+
+
+class _NotInJson(ValueError):
+    """Bytes: what text they were in the answer is for the model's own settings to say."""
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        raise _NotInJson
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
