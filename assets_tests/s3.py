@@ -115,6 +115,7 @@ class Wire:
         self.lost: list[str] = []  # "METHOD path" of the answers that did not come back
         self.sent = 0  # bytes of answers
         self._to_lose: list[str] = []
+        self._to_refuse: list[str] = []
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, server_port, ignores))
         self._server.daemon_threads = True
@@ -128,16 +129,27 @@ class Wire:
         """Lose the answer to the next successful request of each of these methods."""
         self._to_lose += methods
 
+    def refuse(self, *methods: str) -> None:
+        """Answer the next request of each of these methods with 409, as S3 does when another write is under way."""
+        self._to_refuse += methods
+
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
-    def due(self, method: str, path: str) -> bool:
+    def loses(self, method: str, path: str) -> bool:
         with self._lock:
             if method not in self._to_lose:
                 return False
             self._to_lose.remove(method)
             self.lost.append(f"{method} {path.partition('?')[0]}")
+            return True
+
+    def refuses(self, method: str) -> bool:
+        with self._lock:
+            if method not in self._to_refuse:
+                return False
+            self._to_refuse.remove(method)
             return True
 
 
@@ -147,6 +159,9 @@ def _handler(wire: Wire, server_port: int, ignores: tuple[str, ...]) -> type[Bas
 
         def _forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if wire.refuses(self.command):
+                self._conflict()
+                return
             headers = {name: value for name, value in self.headers.items() if name.lower() not in ignores}
             server = http.client.HTTPConnection("127.0.0.1", server_port, timeout=30)
             try:
@@ -155,7 +170,7 @@ def _handler(wire: Wire, server_port: int, ignores: tuple[str, ...]) -> type[Bas
                 data = answer.read()
             finally:
                 server.close()
-            if answer.status < 300 and wire.due(self.command, self.path):
+            if answer.status < 300 and wire.loses(self.command, self.path):
                 self.close_connection = True
                 return
             wire.sent += len(data)
@@ -165,6 +180,13 @@ def _handler(wire: Wire, server_port: int, ignores: tuple[str, ...]) -> type[Bas
                     self.send_header(name, value)
             if answer.getheader("Content-Length") is None:
                 self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def _conflict(self) -> None:
+            data = b"<Error><Code>ConditionalRequestConflict</Code><Message>Try again.</Message></Error>"
+            self.send_response(409)
+            self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
 

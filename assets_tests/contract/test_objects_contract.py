@@ -21,6 +21,7 @@ from batch_assets.storage.local_objects import LocalObjects
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.s3_objects import S3Objects
 from batch_assets.storage.stores import REMEMBERED, open_objects
+from batch_assets.storage.warehouse import readable
 
 WRITERS = 4  # SeaweedFS lets those who wait for a key wait for seconds
 
@@ -208,6 +209,59 @@ def test_an_answer_that_was_lost_is_no_conflict(
         assert store.sha256("big") == hashlib.sha256((tmp_path / "big").read_bytes()).hexdigest()
         assert len(wire.lost) == 6
         assert store.get("pointer") == b"12"
+
+
+def test_a_conflict_is_tried_again(moto: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    """409 says that another write was under way: nothing was stored, and nothing was lost."""
+    with wire_to(moto) as wire:
+        use(monkeypatch, wire.port)
+        store = S3Objects(prefix, tmp_path)
+        wire.refuse("PUT")
+        assert store.put_if_absent("new", b"mine")
+        wire.refuse("PUT")
+        assert store.swap("pointer", lambda data: (data or b"") + b"1") == b"1"
+        wire.refuse("PUT")
+        assert store.swap("pointer", lambda data: (data or b"") + b"2") == b"12"
+        assert (store.get("new"), store.get("pointer")) == (b"mine", b"12")
+        assert not wire.refuses("PUT")
+
+
+def test_a_file_that_was_announced_and_not_uploaded(
+    moto: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """After a writer that died in between, the same file can be stored; another one is refused with the remedy."""
+    use(monkeypatch, moto)
+    store = S3Objects(prefix, tmp_path)
+    same, other = tmp_path / "same", tmp_path / "other"
+    same.write_bytes(b"the file")
+    other.write_bytes(b"another file")
+    store.put_if_absent(".claims/k", hashlib.sha256(b"the file").hexdigest().encode())
+    with pytest.raises(StoreError, match=r"k is being stored by another writer.*remove s3://results/.*/\.claims/k"):
+        store.put_file_if_absent("k", other)
+    assert not store.exists("k")
+    assert store.put_file_if_absent("k", same)
+    assert store.get("k") == b"the file"
+
+
+def test_duckdb_says_in_one_line_what_is_wrong_with_the_store(
+    moto: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """An object that is removed behind a reader's back is named; the traceback of our own code is not shown."""
+    use(monkeypatch, moto)
+    store = S3Objects(prefix, tmp_path)
+    store.put_if_absent("gone.parquet", parquet(10))
+    with duckdb.connect() as connection:
+        store.attach(connection)
+        connection.execute(f"CREATE VIEW rows AS SELECT * FROM {parquet_rows([store.uri('gone.parquet')])}")
+        store.remove("gone.parquet")
+        with (
+            pytest.raises(
+                StoreError,
+                match=r"^The rows cannot be read: The object .*gone\.parquet is missing from s3://\S*; restore it from a backup\.$",
+            ),
+            readable("The rows"),
+        ):
+            connection.execute("SELECT sum(id) FROM rows").fetchall()
 
 
 @pytest.mark.parametrize(

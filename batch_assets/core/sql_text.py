@@ -22,6 +22,16 @@ def parquet_rows(paths: Iterable[str], options: str = "") -> str:
     return f"read_parquet([{files}], hive_partitioning = false{options and ', '}{options})"
 
 
+def problem_of(error: Exception) -> str:
+    """The line of a DuckDB error that says what is wrong.
+
+    That is the first one; but where DuckDB reads through Python code, the error of that code comes after
+    its traceback.
+    """
+    lines = [line for line in str(error).splitlines() if line and not line.startswith(("Traceback", " "))]
+    return lines[0].removeprefix("StoreError: ") if lines else str(error)
+
+
 def quote_text(text: str) -> str:
     """An SQL string literal."""
     return "'" + text.replace("'", "''") + "'"

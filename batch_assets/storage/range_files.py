@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
 import obstore
 from obstore.fsspec import FsspecStore
 
+Explained = Callable[..., AbstractContextManager[None]]
+
 
 class RangeFile(io.RawIOBase):
     """An object, open for reading. Nothing is fetched that is not asked for."""
 
-    def __init__(self, store: Any, path: str, size: int) -> None:
+    def __init__(self, store: Any, path: str, size: int, explained: Explained) -> None:
+        """`explained` turns the store's errors into ours."""
         super().__init__()
         self.size = size  # fsspec's name for the length
         self._store = store
+        self._explained = explained
         self._path = path
         self._at = threading.local()
 
@@ -46,7 +52,8 @@ class RangeFile(io.RawIOBase):
         stop = self.size if length is None or length < 0 else min(start + length, self.size)
         if start >= stop:
             return b""
-        data = bytes(obstore.get_range(self._store, self._path, start=start, end=stop))
+        with self._explained(f"{self._path} could not be read", self._path):
+            data = bytes(obstore.get_range(self._store, self._path, start=start, end=stop))
         self._at.position = start + len(data)
         return data
 
@@ -68,10 +75,11 @@ class RangeFiles(FsspecStore):
 
     cachable = False  # fsspec would hand out an older instance for a store that prints the same
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, explained: Explained) -> None:
         """`store` is the bucket without a prefix."""
         super().__init__("s3")
         self._store = store
+        self._explained = explained
         self._heads: dict[str, Any] = {}
 
     def _construct_store(self, _bucket: str) -> Any:
@@ -89,10 +97,11 @@ class RangeFiles(FsspecStore):
     def _open(self, path: str, mode: str = "rb", *_: Any, **__: Any) -> Any:
         if mode != "rb":
             raise ValueError(f"{path} can only be read here")
-        return RangeFile(self._store, self._split_path(path)[1], self._head(path)["size"])
+        return RangeFile(self._store, self._split_path(path)[1], self._head(path)["size"], self._explained)
 
     def _head(self, path: str) -> Any:
         known = self._heads.get(path)
         if known is None:
-            known = self._heads[path] = obstore.head(self._store, self._split_path(path)[1])
+            with self._explained(f"{path} could not be looked at"):
+                known = self._heads[path] = obstore.head(self._store, self._split_path(path)[1])
         return known

@@ -45,6 +45,7 @@ PUT_ATTEMPTS = 8
 PARTS_MAX = 9_000  # of an upload; S3 allows 10,000
 RETRY = {"max_retries": 6, "retry_timeout": timedelta(seconds=60)}
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+_SECRET_CHARS_MIN = 6  # a shorter one would be replaced in the middle of words
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _WRITER = "writer"
 
@@ -83,14 +84,14 @@ class S3Objects(Objects):
     def attach(self, connection: Any) -> None:
         """DuckDB's own httpfs would have to be downloaded; obstore reads for it."""
         if not connection.filesystem_is_registered("s3"):
-            connection.register_filesystem(RangeFiles(self._whole_bucket))
+            connection.register_filesystem(RangeFiles(self._whole_bucket, self._explained))
 
     def open(self, key: str) -> IO[bytes]:
         found = self.stat(key)
         if found is None:
             raise missing(key, self.address)
         with self._explained(f"{key} could not be read", key):
-            return cast("IO[bytes]", RangeFile(self._store, key, found.size))
+            return cast("IO[bytes]", RangeFile(self._store, key, found.size, self._explained))
 
     def get(self, key: str) -> bytes:
         with self._explained(f"{key} could not be read", key):
@@ -203,14 +204,25 @@ class S3Objects(Objects):
                 "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy; nothing is lost."
             ) from _redacted(error)
         except (BaseError, ValueError, OSError) as error:
-            raise StoreError(
-                f"{self._place}: {what}: {_shown(error)}. Check that AWS_ENDPOINT_URL, AWS_REGION and the credentials are "
-                "those of the store and that it is running, and try again; nothing is lost."
-            ) from _redacted(error)
+            raise StoreError(f"{self._place}: {what}: {_shown(error)}. {_remedy()} Nothing is lost.") from _redacted(
+                error
+            )
 
     @property
     def _place(self) -> str:
         return f"The object store {self.address}" + (f" at {self.endpoint}" if self.endpoint else "")
+
+
+def _remedy() -> str:
+    if not os.environ.get("AWS_ACCESS_KEY_ID"):
+        return (
+            "AWS_ACCESS_KEY_ID is not set, so this machine was asked for a role of its own: set the AWS_* variables of the "
+            "store, or run where there is a role."
+        )
+    return (
+        "Check that AWS_ENDPOINT_URL, AWS_REGION and the credentials are those of the store and that it is running, and "
+        "try again."
+    )
 
 
 def _claim(key: str) -> str:
@@ -234,7 +246,8 @@ def _shown(error: BaseException) -> str:
     """The first sentence of an error, without what the store quotes of the request."""
     text = _without_password(" ".join(str(error).split("<?xml")[0].split("Debug source")[0].split()))
     for name in _SECRETS:
-        if secret := os.environ.get(name):
+        secret = os.environ.get(name, "")
+        if len(secret) >= _SECRET_CHARS_MIN:
             text = text.replace(secret, "…")
     return text[:300].rstrip(" .:")
 

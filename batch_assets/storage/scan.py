@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from batch_assets.core.sql_text import parquet_rows, quote_name, quote_text
+from batch_assets.core.sql_text import parquet_rows, problem_of, quote_name, quote_text
 from batch_assets.errors import SnapshotError
 from batch_assets.storage.snapshots import SnapshotReader
 
@@ -56,8 +56,9 @@ def scan(reader: SnapshotReader, scratch: Path) -> Iterator[SnapshotScan]:
         try:
             yield SnapshotScan(connection, reader)
         except duckdb.Error as error:
-            problem = str(error).splitlines()[0]
-            raise SnapshotError(f"The snapshot cannot be read: {problem}. Repair the file and pin again.") from error
+            problem = problem_of(error)
+            remedy = "" if problem.endswith(".") else ". Repair the file and pin again."
+            raise SnapshotError(f"The snapshot cannot be read: {problem}{remedy}") from error
 
 
 def create_snapshot_view(connection: duckdb.DuckDBPyConnection, reader: SnapshotReader) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from batch_assets.core.sql_text import parquet_rows, quote_name, quote_text
+from batch_assets.core.sql_text import parquet_rows, problem_of, quote_name, quote_text
 from batch_assets.errors import StoreError
 from batch_assets.failpoints import failpoint
 from batch_assets.storage.file_sets import DataFile
@@ -134,8 +134,10 @@ def readable(what: str) -> Iterator[None]:
     try:
         yield
     except duckdb.Error as error:
-        problem = str(error).splitlines()[0]
-        raise StoreError(f"{what} cannot be read: {problem}. Restore them from a backup.") from error
+        problem = problem_of(error)
+        # A sentence of our own store says itself what to do.
+        remedy = "" if problem.endswith(".") else ". Restore them from a backup."
+        raise StoreError(f"{what} cannot be read: {problem}{remedy}") from error
 
 
 def open_warehouse(target: Path) -> duckdb.DuckDBPyConnection:
