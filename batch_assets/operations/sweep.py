@@ -187,11 +187,14 @@ def _remove(deployment: Deployment, found: _Found) -> None:
                 for one in some if known.is_swept else []:
                     objects.remove(one.key)
     for version, files in found.orphans.items():
+        removed = []
         for some in _batches(files):
             with retention.holding(version, [one.key for one in some]) as known:
                 for one in some:
                     if _is_orphan(known, one.key):
                         objects.remove(one.key)
+                        removed.append(one)
+        found.orphans[version] = removed
     for some in _batches(found.snapshots):
         with retention.holding_all() as registered:
             if not registered <= found.registered:
