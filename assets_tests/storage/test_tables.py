@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from pydantic import ValidationError
 from pyiceberg.catalog.sql import SqlCatalog
 
-from assets_tests import s3
+from assets_tests import iceberg_deletes, s3
 from assets_tests.delta_logs import delete_rows, rename_column, require_feature
 from assets_tests.factories import make_job, make_records, record_id
 from assets_tests.homes import Home
@@ -172,6 +172,22 @@ def test_deletion_vectors_and_renamed_columns_are_honoured(tables: Tables) -> No
     rename_column(tables.folder / "mapped", "body", "subject")
     pin = tables.pin("delta", path="mapped", text=["subject"])
     assert [row["subject"] for row in tables.rows(pin)] == [f"text {one}" for one in range(1, 6)]
+
+
+def test_position_deletes_are_honoured_and_equality_deletes_refused(tables: Tables) -> None:
+    """Whatever pyiceberg cannot apply is said; the snapshot before it can still be pinned."""
+    tables.write("iceberg", records(3, 1, 2, 5))
+    before = tables.version("iceberg")
+    (metadata,) = (tables.folder / "iceberg/metadata").glob("00001-*.metadata.json")
+    iceberg_deletes.delete_rows(metadata, [0, 2])
+    assert [row["id"] for row in tables.rows(tables.pin("iceberg"))] == [1, 5]
+    assert [row["id"] for row in tables.rows(tables.pin("iceberg", **before))] == [3, 1, 2, 5]
+    iceberg_deletes.delete_ids(metadata, [3])
+    with pytest.raises(
+        SnapshotError, match=r"Snapshot 4242 .* cannot be read by pyiceberg: .*equality deletes.*Compact"
+    ):
+        tables.pin("iceberg")
+    assert tables.pin("iceberg", **before).rows == 4
 
 
 def test_a_feature_that_cannot_be_read_is_refused(tables: Tables) -> None:
