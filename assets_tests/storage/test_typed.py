@@ -21,14 +21,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from pydantic import BaseModel, Field, NaiveDatetime, RootModel, create_model
 
+from assets_tests.factories import make_job, record_id
+from assets_tests.homes import Home
 from assets_tests.ledgers import small_version
 from assets_tests.typed_models import Example, examples
 from batch_assets.core.spec import SnapshotSpec
+from batch_assets.operations.check import check
+from batch_assets.operations.publish import publish
 from batch_assets.storage.local_objects import LocalObjects
 from batch_assets.storage.outcomes import StoredResult
 from batch_assets.storage.sealed import Sealer, sealed_schema
 from batch_assets.storage.snapshots import SnapshotReader, pin_snapshot
 from batch_assets.storage.typed import UnsupportedType, arrow_fields, arrow_type, to_arrow_value
+from batch_assets.storage.warehouse import open_warehouse
 from batch_assets.validation.evidence import is_typed
 from batch_assets.validation.table_schema import table_schema
 from batch_assets.worker.records import check_storable
@@ -176,6 +181,55 @@ def test_duckdb_shows_the_types(table: Table) -> None:
         "raw": "BLOB",
         "note": "VARCHAR",
     }
+
+
+SOURCE = """\
+import datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class Mood(Enum):
+    CALM = "calm"
+    CROSS = "cross"
+
+
+class Part(BaseModel):
+    mood: Mood
+    moods: list[Literal["up", "down"]]
+
+
+class Output(BaseModel):
+    category: Mood
+    parts: list[Part]
+    day: datetime.date | None
+    price: Decimal = Field(max_digits=10, decimal_places=2)
+    counts: dict[str, int]
+"""
+
+
+def test_the_warehouse_has_the_types(home: Home) -> None:
+    """From the answer to the published table, checks included."""
+    answer = {"category": "calm", "parts": EVERYTHING["parts"], "day": None, "price": 1.5, "counts": {"a": 1}}
+    records = {record_id(number): {"text": json.dumps(answer)} for number in range(2)}
+    make_job(home.jobs, records=2, output_schema=SOURCE, script={"records": records})
+    registered, _ = home.worked()
+    assert [verdict.check for verdict in check(home.deployment, registered) if not verdict.passed] == []
+    publish(home.deployment, registered)
+    with open_warehouse(home.deployment.settings.warehouse) as connection:
+        described = connection.execute("DESCRIBE published.tiny").fetchall()
+        rows = connection.execute("SELECT parts, price, counts FROM published.tiny").fetchall()
+    assert {name: kind for name, kind, *_ in described if name in answer} == {
+        "category": "VARCHAR",
+        "parts": "STRUCT(mood VARCHAR, moods VARCHAR[])[]",
+        "day": "DATE",
+        "price": "DECIMAL(10,2)",
+        "counts": "MAP(VARCHAR, BIGINT)",
+    }
+    assert rows == [(EVERYTHING["parts"], Decimal("1.50"), {"a": 1})] * 2
 
 
 class Node(BaseModel):
