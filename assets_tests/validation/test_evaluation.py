@@ -62,10 +62,10 @@ def test_the_threshold_is_on_the_lower_end_of_the_interval(home: Home) -> None:
     )
     assert verdict.example_ids == tuple(record_id(number) for number in range(6))
     assert verdict.numbers["confusion"]["counts"] == [[6, 54]]
-    by_class = {row["slice"]: (row["golden"], row["accuracy"]) for row in verdict.numbers["slices"]["_record_class"]}
+    by_class = {row["slice"]: (row["graded"], row["mean"]) for row in verdict.numbers["slices"]["_record_class"]}
     assert by_class == {"public": (48, 0.9167), "internal": (12, 0.8333)}
     assert list(pictures_of(verdict)) == ["confusion"]
-    assert "90%; 80% to 95% at 95%; the lower end must be at least 85%" in verdict.summary
+    assert "(90%; 80% to 95% at 95%, at least 85% asked of the lower end)" in verdict.summary
     make_job(home.jobs, records=RECORDS, golden=golden, script=script, gate={"evaluation": {"accuracy_min": 0.75}})
     assert evaluated(home, registered).passed
 

@@ -21,16 +21,13 @@ from batch_assets.validation.evaluation.sample import Sample, Sampled
 from batch_assets.validation.evaluation.slices import outliers, slices
 
 
-def compared(
-    label: Any, answer: Any, *, is_answered: bool = True, engine: str = "e1", record_class: str | None = None
-) -> Compared:
+def compared(label: Any, answer: Any, *, is_answered: bool = True) -> Compared:
     return Compared(
         record_id="r",
         label=label,
         answer=answer,
         is_answered=is_answered,
-        engine=engine,
-        record_class=record_class,
+        origin={},
         published=None,
         is_published=False,
     )
@@ -110,19 +107,17 @@ def test_the_picture_escapes_labels() -> None:
 
 def test_a_slice_that_is_clearly_worse_is_named() -> None:
     """One engine among others answers wrong; the small slice that is wrong by chance is not named."""
-    good = [compared("a", "a", engine="v1 on H200", record_class="mail")] * 90
-    bad = [compared("a", "b", engine="v2 on <A10>", record_class="mail")] * 10 + [
-        compared("a", "a", engine="v2 on <A10>")
-    ] * 5
-    chance = [compared("a", "b", engine="v3"), compared("a", "a", engine="v3")]
+    good = [({"_engine": "v1 on H200", "_record_class": None}, 1.0)] * 90
+    bad = [({"_engine": "v2 on <A10>"}, 0.0)] * 10 + [({"_engine": "v2 on <A10>"}, 1.0)] * 5
+    chance = [({"_engine": "v3"}, 0.0), ({"_engine": "v3"}, 1.0)]
     found = slices(good + bad + chance)
-    assert [(row["slice"], row["golden"], row["clearly_worse"]) for row in found["_engine"]] == [
+    assert [(row["slice"], row["graded"], row["clearly_worse"]) for row in found["_engine"]] == [
         ("v1 on H200", 90, False),
         ("v2 on <A10>", 15, True),
         ("v3", 2, False),
     ]
     assert outliers(found) == ["_engine 'v2 on <A10>' is clearly worse than the rest (33% of 15)"]
-    assert "_record_class" not in slices([compared("a", "a")])
+    assert list(found) == ["_engine"]
 
 
 ENTITIES = {

@@ -65,7 +65,7 @@ def load_graders(source: str, *, where: str) -> dict[str, GraderFunction]:
     return {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, types.FunctionType) and not name.startswith("__")
+        if callable(value) and not isinstance(value, type) and not name.startswith("__")
     }
 
 

@@ -82,7 +82,8 @@ class Criterion:
             return f"{self.name}: {self.refusal}"
         if not self.grades and not self.problems:
             return f"{self.name}: nothing to grade"
-        parts = [f"{self.mean:.0%} of {len(self.grades)}, {asked(self.interval, self.minimum)}"]
+        which = "all " if self.population == len(self.grades) else ""
+        parts = [f"{self.mean:.0%} of {which}{len(self.grades)}; {asked(self.interval, self.minimum)}"]
         if self.problems:
             id_, problem = next(iter(self.problems.items()))
             parts.append(f"{len(self.problems)} could not be graded ({quoted(id_)}: {problem})")
@@ -96,8 +97,11 @@ class Criterion:
 def asked(interval: tuple[float, float], minimum: float | None) -> str:
     """The interval, and what of it is compared."""
     low, high = interval
-    ends = f"{low:.0%} to {high:.0%} at 95%"
-    return ends if minimum is None else f"{ends}; the lower end must be at least {minimum:.0%}"
+    parts = [f"{low:.0%} to {high:.0%} at 95%"] if low < high else []
+    if minimum is not None:
+        wanted = f"at least {minimum:.0%} asked"
+        parts.append(wanted if low >= minimum or low == high else f"{wanted} of the lower end")
+    return ", ".join(parts)
 
 
 def worse(change: PairedChange) -> str:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from batch_assets.core.sql_text import quote_name
 from batch_assets.core.statistics import PairedChange, paired_change, wilson_interval
-from batch_assets.validation.evaluation.sample import columns_of, has_baseline
+from batch_assets.validation.evaluation.sample import ORIGINS, columns_of, has_baseline
 from batch_assets.validation.evidence import Evidence
 
 RESAMPLES = 1000
@@ -33,8 +33,7 @@ class Compared:
     label: Any
     answer: Any
     is_answered: bool
-    engine: str | None
-    record_class: str | None
+    origin: Mapping[str, str | None]  # of ORIGINS
     published: Any
     is_published: bool  # readers have an answer to it now
 
@@ -58,9 +57,7 @@ def compare(evidence: Evidence, field: str) -> list[Compared]:
     golden = pa.table({"id": pa.array(list(evidence.golden), pa.string())})
     evidence.connection.register("golden", golden)
     known = columns_of(evidence, "whole")
-    answer, engine, record_class = (
-        f"whole.{quote_name(name)}" if name in known else "NULL" for name in (field, "_engine", "_record_class")
-    )
+    answer, *origins = (f"whole.{quote_name(name)}" if name in known else "NULL" for name in (field, *ORIGINS))
     rows = evidence.connection.execute(
         f"""
         WITH spoken_of AS (
@@ -69,7 +66,7 @@ def compare(evidence: Evidence, field: str) -> list[Compared]:
             UNION SELECT golden.id FROM golden SEMI JOIN whole_dead_letters ON record_id = golden.id
         )
         SELECT DISTINCT ON (spoken_of.id)
-            spoken_of.id, whole.{record_id} IS NOT NULL, {answer}, {engine}, {record_class}
+            spoken_of.id, whole.{record_id} IS NOT NULL, {answer}, {", ".join(origins)}
         FROM spoken_of LEFT JOIN whole ON whole.{record_id}::VARCHAR = spoken_of.id
         ORDER BY spoken_of.id
         """
@@ -81,12 +78,11 @@ def compare(evidence: Evidence, field: str) -> list[Compared]:
             label=evidence.golden[id_],
             answer=found,
             is_answered=is_answered,
-            engine=engine_label,
-            record_class=class_label,
+            origin=dict(zip(ORIGINS, origin, strict=True)),
             published=published.get(id_),
             is_published=id_ in published,
         )
-        for id_, is_answered, found, engine_label, class_label in rows
+        for id_, is_answered, found, *origin in rows
     ]
 
 

@@ -62,11 +62,12 @@ def _criterion(
 
 
 def _unfounded(texts: Sequence[str], answer: Row, *, fields: Sequence[str]) -> str | None:
+    text = normal(" ".join(texts))
     for field in fields:
         for entity in _strings(answer[field]):
             if not entity.strip():
                 return f"an entity of {field} is empty"
-            if not occurs(entity, texts):
+            if not _occurs(normal(entity), text):
                 return f"{field}: {quoted(entity)} does not occur in the record"
     return None
 
@@ -79,9 +80,7 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def occurs(entity: str, texts: Sequence[str]) -> bool:
-    """Whether an entity stands in one of the texts, or across them."""
-    wanted, text = normal(entity), normal(" ".join(texts))
+def _occurs(wanted: str, text: str) -> bool:
     return _stands_in(wanted, text) or _stands_in(wanted.replace(" ", ""), text.replace(" ", ""))
 
 

@@ -7,13 +7,14 @@ records. Records without a result have no grade; the dead letters have a check o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from batch_assets.core.sql_text import quote_name
 from batch_assets.validation.evidence import Evidence
 
 Row = Mapping[str, Any]
+ORIGINS = ("_engine", "_record_class")  # who computed a result, and what its record is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Sampled:
     record: Row  # all of the snapshot's columns
     result: Row  # the output schema's fields
     published: Row | None  # the fields that readers see now for the same record id
+    origin: Mapping[str, str | None] = field(default_factory=dict)  # of ORIGINS, those that the table has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +57,16 @@ def draw_sample(evidence: Evidence, size: int) -> Sample:
     )
     fields = list(evidence.model.model_fields)
     results = _rows_of(evidence, "results", fields)
+    known = [name for name in ORIGINS if name in columns_of(evidence, "results")]
+    origins = _rows_of(evidence, "results", known)
     records = _records(evidence) if results else {}
     # The records of an incremental version have changed: what readers see is an answer to another text.
     is_comparable = has_baseline(evidence) and evidence.version.changes is None
     published = _rows_of(evidence, "baseline", fields) if is_comparable else {}
     rows = tuple(
-        Sampled(record_id=str(id_), record=record, result=results[id_], published=published.get(id_))
+        Sampled(
+            record_id=str(id_), record=record, result=results[id_], published=published.get(id_), origin=origins[id_]
+        )
         for id_, record in records.items()
         if id_ in results
     )

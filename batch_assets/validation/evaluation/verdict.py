@@ -12,7 +12,7 @@ from batch_assets.validation.evaluation.golden import Compared, MacroF1, accurac
 from batch_assets.validation.evaluation.graded import by_grader, by_judge
 from batch_assets.validation.evaluation.groundedness import groundedness
 from batch_assets.validation.evaluation.sample import Sample, draw_sample, has_baseline
-from batch_assets.validation.evaluation.slices import outliers, slices
+from batch_assets.validation.evaluation.slices import Slices, outliers, slices
 from batch_assets.validation.evidence import EXAMPLES, Evidence
 
 
@@ -34,7 +34,10 @@ def evaluation(evidence: Evidence) -> Verdict:
         criteria.append(Criterion(name="golden labels", minimum=gate.accuracy_min, grades={}, refusal=refusal))
     comparisons = sum(one.change is not None for one in criteria) + (golden is not None and golden.change is not None)
     alpha = ALPHA / max(comparisons, 1)
-    summaries = [*(golden.summaries(alpha) if golden else ()), *(one.summary(alpha) for one in criteria)]
+    sliced = {one.name: _slices(one, sample) for one in criteria}
+    summaries = list(golden.summaries(alpha)) if golden else []
+    for one in criteria:
+        summaries += [one.summary(alpha), *(f"{one.name}: {clause}" for clause in outliers(sliced[one.name]))]
     if not has_baseline(evidence):
         summaries.append(
             "no baseline: nothing is published yet"
@@ -50,7 +53,9 @@ def evaluation(evidence: Evidence) -> Verdict:
             "of_results": sample.population,
             "seed": gate.sample_seed,
         }
-        numbers["criteria"] = {one.name: {"passed": met[one.name], **one.numbers()} for one in criteria}
+        numbers["criteria"] = {
+            one.name: {"passed": met[one.name], **one.numbers(), "slices": sliced[one.name]} for one in criteria
+        }
     numbers["baseline"] = evidence.baseline_version
     return Verdict(
         check="evaluation",
@@ -65,6 +70,11 @@ def evaluation(evidence: Evidence) -> Verdict:
         },
         example_ids=_examples(golden, criteria, alpha),
     )
+
+
+def _slices(criterion: Criterion, sample: Sample | None) -> Slices:
+    origins = {row.record_id: row.origin for row in sample.rows} if sample is not None else {}
+    return slices([(origins.get(id_, {}), grade) for id_, grade in criterion.grades.items()])
 
 
 def _minimums(gate: EvaluationGate) -> dict[str, float | None]:
@@ -94,7 +104,7 @@ class _Golden:
         self.accuracy, self.interval = accuracy(compared)
         self.macro_f1: MacroF1 = macro_f1(compared, seed=gate.sample_seed)
         self.change = change(compared)
-        self.slices = slices(compared)
+        self.slices = slices([(one.origin, float(one.is_right)) for one in compared if one.is_answered])
 
     @classmethod
     def of(cls, evidence: Evidence, gate: EvaluationGate) -> _Golden | None:
