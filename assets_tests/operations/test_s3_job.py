@@ -17,7 +17,11 @@ from batch_assets.operations.catalog import open_published
 from batch_assets.operations.check import check
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.export import export
+from batch_assets.operations.pin_changes import pin_changes
+from batch_assets.operations.plan import plan
 from batch_assets.operations.publish import publish, rollback
+from batch_assets.operations.read import read_published
+from batch_assets.operations.work import work
 from batch_assets.settings import Settings
 
 
@@ -40,7 +44,7 @@ def published_ids(home: Home) -> list[str]:
 
 
 def test_a_job_runs_and_is_published_in_a_bucket(home: Home, tmp_path: Path) -> None:
-    """Pinned from CSV, worked, checked, published and rolled back; nothing of it lies in the home."""
+    """Pinned from CSV, worked, checked, published, changed and rolled back; no file of it lies in the home."""
     job = make_job(home.jobs, snapshot={"path": "records.csv"})
     rows = make_records(20)
     with (job / "records.csv").open("w", newline="") as file:
@@ -64,12 +68,17 @@ def test_a_job_runs_and_is_published_in_a_bucket(home: Home, tmp_path: Path) -> 
 
     exported = export(home.deployment, "tiny", "parquet", tmp_path / "rows.parquet")
     assert exported.rows == 20
-    with (job / "records.csv").open("a") as file:
-        file.write("R-00020,Subject,Body,public,team-1\n")
-    second, _ = home.worked()
+    changes = tmp_path / "changes.csv"
+    changes.write_text("record_id,subject,body,record_class,acl\nR-00020,Subject,Body,public,team-1\n")
+    pinned = pin_changes(home.deployment, home.deployment.job("tiny"), changes)
+    plan(home.deployment, home.deployment.ledger.plans.get(pinned.job_version))
+    second = home.deployment.ledger.plans.get(pinned.job_version)
+    work(home.deployment, second)
     check(home.deployment, second)
     publish(home.deployment, second)
     assert len(published_ids(home)) == 21
+    merged = read_published("tiny", settings=home.deployment.settings, digests=True).to_table(columns=["record_id"])
+    assert sorted(merged["record_id"].to_pylist()) == published_ids(home)
     rollback(home.deployment, "tiny")
     assert len(published_ids(home)) == 20
     assert json.loads(objects.get("published/tiny.json"))["job_version"] == first.job_version
