@@ -15,6 +15,7 @@ from assets_tests.browser.ui import REPOSITORY_ROOT, Ui
 from assets_tests.factories import PROMPT, make_job, record_id, requests_served, write_script
 from assets_tests.waiting import wait_for
 from batch_assets.assets.instance import dagster_environment
+from batch_assets.assets.reload import note_ui
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.pin import pin
 from batch_assets.settings import Settings
@@ -102,14 +103,14 @@ def test_a_run_from_the_command_line_is_re_executed_in_the_ui(site: Site) -> Non
     assert len(site.served("flaky")) - len(served) <= RECORDS - 5 * before
 
 
-def test_a_new_version_appears_after_reload(site: Site) -> None:
-    """The prompt is edited, the snapshot materialized, and the button 'Reload definitions' shows the version."""
+def test_a_new_version_appears_by_itself(site: Site) -> None:
+    """The prompt is edited, the snapshot materialized, and the UI was told to load its definitions anew."""
     old = site.asset("tickets")
+    note_ui(site.settings, site.ui.url)  # as `batch-assets ui` does
     (site.root / "jobs" / "tickets" / "prompt.md").write_text(PROMPT.replace("Sort", "Put"))
     assert site.end_of(site.ui.materialize(["tickets", "snapshot"])) == "SUCCESS"
     new = site.asset("tickets")
     assert new != old
-    site.ui.reload_definitions()
     assert site.ui.materialized_partitions(new) == (0, SHARDS)
     assert site.ui.materialized_partitions(old) == (SHARDS, SHARDS)
 

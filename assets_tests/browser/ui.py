@@ -134,10 +134,3 @@ class Ui:
 
     def latest_run(self) -> str:
         return str(self.ask("query { runsOrError(limit: 1) { ... on Runs { results { id } } } }")["results"][0]["id"])
-
-    def reload_definitions(self) -> None:
-        """The button of the same name."""
-        query = """mutation($name: String!) { reloadRepositoryLocation(repositoryLocationName: $name) {
-            __typename ... on WorkspaceLocationEntry { loadStatus } } }"""
-        self.ask(query, name=LOCATION)
-        self.wait_until_ready()

@@ -124,23 +124,22 @@ def _run_shards(deployment: Deployment, registered: RegisteredVersion) -> None:
     """A Dagster run of all shards, in a process that drains when this one goes away."""
     log = deployment.settings.root / "logs" / f"{registered.job_version}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as sink:
-        child = subprocess.Popen(
+    with (
+        log.open("ab") as sink,
+        subprocess.Popen(
             [sys.executable, "-m", "batch_assets.assets.launch", registered.job_version, "--tie-to-stdin"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=sink,
             env=dagster_environment(deployment.settings),
-            start_new_session=True,  # an interruption is for us; the child hears of it by its stdin
+            start_new_session=True,  # an interruption is for us; the child hears of it when its stdin is closed
+        ) as child,
+    ):
+        said = child.stdout.read().decode(errors="replace").strip() if child.stdout is not None else ""
+    if child.returncode != 0:
+        raise IncompleteError(
+            said or f"The run of {registered.job_version} ended with status {child.returncode}; see {log}."
         )
-        try:
-            said = child.stdout.read().decode(errors="replace").strip() if child.stdout is not None else ""
-        finally:
-            if child.stdin is not None:
-                child.stdin.close()
-            status = child.wait()
-    if status != 0:
-        raise IncompleteError(said or f"The run of {registered.job_version} ended with status {status}; see {log}.")
 
 
 def _account(deployment: Deployment, registered: RegisteredVersion, batch: Batch) -> dict[str, Any]:
