@@ -79,7 +79,9 @@ def test_macro_f1_is_the_mean_over_labels_and_answers() -> None:
     assert found.value == pytest.approx((f1_a + f1_b) / 2)
     assert found.interval[0] < found.value < found.interval[1]
     assert macro_f1(rows, seed=1) == found
-    assert macro_f1([compared("a", "a")] * 9, seed=1).interval == (1.0, 1.0)
+    few, many = (macro_f1([compared("a", "a")] * count, seed=1) for count in (9, 900))
+    assert (few.value, few.interval[1], many.interval[1]) == (1.0, 1.0, 1.0)
+    assert few.interval[0] < 0.9 < 0.99 < many.interval[0]
     assert math.isclose(macro_f1([compared("a", "c")] * 9, seed=1).value, 0.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import PurePath
 
 from batch_assets.core.graders import GradeError, Grader
 from batch_assets.core.judges import Judged
@@ -40,7 +41,7 @@ def by_grader(grader: Grader, sample: Sample) -> Criterion:
         published=published,
         whys={id_: f"graded {grade:g}" for grade, id_ in low},
         problems=problems,
-        facts={"file": grader.where, "sha256": grader.sha256},
+        facts={"file": PurePath(grader.where).name, "sha256": grader.sha256},
     )
 
 

@@ -86,8 +86,8 @@ def _criteria(evidence: Evidence, gate: EvaluationGate) -> tuple[Sample | None, 
     if not (gate.groundedness or evidence.graders or gate.judge):
         return None, []
     drawn = draw_sample(evidence, max(gate.sample, gate.judge.sample if gate.judge else 0))
-    if drawn.records == 0:
-        return drawn, []  # an incremental version that only takes records away
+    if not drawn.rows and evidence.version.changes is not None:
+        return drawn, []  # a night without a new answer: what readers see of these records was graded before
     sample = drawn.first(gate.sample)
     found = groundedness(gate.groundedness, sample, evidence.version.snapshot.text) if gate.groundedness else []
     found += [by_grader(grader, sample) for grader in evidence.graders]
