@@ -72,8 +72,8 @@ class Evidence:
 
     def count(self, query: str) -> int:
         """The first number of a query's answer."""
-        row = self.connection.execute(query).fetchone()
-        return int(row[0]) if row and row[0] is not None else 0
+        rows = self.connection.execute(query).fetchall()  # an answer not fetched to its end would block what comes next
+        return int(rows[0][0]) if rows and rows[0][0] is not None else 0
 
     def texts(self, query: str) -> tuple[str, ...]:
         """The first column of a query's answer, as text; at most EXAMPLES."""
