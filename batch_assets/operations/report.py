@@ -11,7 +11,7 @@ import inspect
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +27,11 @@ from batch_assets.operations.check import CHECKS
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.history import history
 from batch_assets.operations.jobs import Job
-from batch_assets.operations.publish import basis_digests, content_digest
+from batch_assets.operations.publish import basis_digests
 from batch_assets.operations.report_page import picture, render_page
 from batch_assets.operations.report_sample import SampledResult, sample_results
 from batch_assets.operations.status import status
+from batch_assets.operations.whole import content_digest
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.publications import KeptVerdict
 from batch_assets.validation.pictures import pictures_of
@@ -138,17 +139,28 @@ def _checks(deployment: Deployment, registered: RegisteredVersion, job: Job | No
     kept = {one.verdict.check: one for one in deployment.ledger.publications.kept_verdicts(registered.job_version)}
     content = content_digest(deployment, registered.job_version)
     if job is None:
-        return [_check(name, one, None, content, {}) for name, one in sorted(kept.items())]
-    basis = basis_digests(job, deployment.ledger.publications.current(job.name))
-    return [_check(name, kept.get(name), job, content, basis) for name in job.required_checks]
+        return [_check(name, one, None, content, []) for name, one in sorted(kept.items())]
+    bases = [basis_digests(job, baseline) for baseline in _baselines(deployment, registered)]
+    return [_check(name, kept.get(name), job, content, bases) for name in job.required_checks]
 
 
-def _check(name: str, kept: KeptVerdict | None, job: Job | None, content: str, basis: Mapping[str, str]) -> CheckFacts:
+def _baselines(deployment: Deployment, registered: RegisteredVersion) -> list[str | None]:
+    """What the version may have been compared with: what readers see, and if that is the version itself, what they saw."""
+    standing = deployment.ledger.publications.pointer(registered.job)
+    if standing is None:
+        return [None]
+    before = [standing.from_version] if standing.to_version == registered.job_version else []
+    return [standing.to_version, *before]
+
+
+def _check(
+    name: str, kept: KeptVerdict | None, job: Job | None, content: str, bases: Sequence[Mapping[str, str]]
+) -> CheckFacts:
     purpose = _purpose(name)
     if kept is None:
         note = "It was not made on this version yet, so the version cannot be published."
         return CheckFacts(name=name, state="missing", blocking=_blocks(name, job), note=note, purpose=purpose)
-    note = _why_stale(kept, name, content, basis)
+    note = _why_stale(kept, content, [basis[name] for basis in bases if name in basis])
     return CheckFacts(
         name=name,
         state="stale" if note else "current",
@@ -161,11 +173,11 @@ def _check(name: str, kept: KeptVerdict | None, job: Job | None, content: str, b
     )
 
 
-def _why_stale(kept: KeptVerdict, name: str, content: str, basis: Mapping[str, str]) -> str:
+def _why_stale(kept: KeptVerdict, content: str, bases: Sequence[str]) -> str:
     again = "It does not count; check the version again."
     if kept.content != content:
         return f"The version had other results or dead letters when this was judged. {again}"
-    if kept.basis != basis.get(name):
+    if kept.basis not in bases:
         return f"It was judged by another gate, golden set or published version than there is now. {again}"
     return ""
 
