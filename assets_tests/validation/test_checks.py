@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from assets_tests.factories import make_job, record_id
+from assets_tests.factories import make_job, make_records, record_id
 from assets_tests.homes import Home
 from batch_assets.core.verdicts import Verdict
-from batch_assets.errors import GateError
+from batch_assets.errors import GateError, SpecError
 from batch_assets.operations.check import check
 from batch_assets.operations.publish import publish
 from batch_assets.storage.objects import sha256_of
@@ -206,3 +206,62 @@ def test_record_text_in_ids_is_only_ever_data(home: Home, tmp_path: Path) -> Non
     registered, _ = home.worked()
     assert verdicts_of(home, registered)["coverage"].passed
     assert [row["acl"] for row in home.sealed_rows(registered)] == sorted(evil)
+
+
+@pytest.mark.parametrize("place", ["data", "footer"])
+def test_one_flipped_byte_in_a_sealed_file_is_coverages_to_find(home: Home, place: str) -> None:
+    """Whether or not the file can still be read, every check has a verdict, and coverage names the file."""
+    make_job(home.jobs)
+    registered, _ = home.worked()
+    row = list(home.deployment.ledger.progress.shards(registered.job_version))[2]
+    path = Path(home.deployment.objects.uri(str(row.sealed_key)))
+    content = bytearray(path.read_bytes())
+    content[10 if place == "data" else -20] ^= 0x40
+    path.write_bytes(bytes(content))
+    found = verdicts_of(home, registered)
+    assert not found["coverage"].passed
+    assert (found["coverage"].numbers["files_altered"], found["coverage"].numbers["files"]) == (1, [path.name])
+    assert path.name in found["coverage"].summary
+    with pytest.raises(GateError, match="coverage"):
+        publish(home.deployment, registered)
+
+
+@pytest.mark.parametrize("change", [lambda t: t.slice(1), lambda t: pa.concat_tables([t, t.slice(0, 1)])])
+def test_coverage_names_the_file_whose_rows_are_not_those_recorded(
+    home: Home, change: Callable[[pa.Table], pa.Table]
+) -> None:
+    make_job(home.jobs)
+    registered, _ = home.worked()
+    rewrite(home, registered, 1, change)
+    coverage = verdicts_of(home, registered)["coverage"]
+    assert (coverage.numbers["files_miscounted"], coverage.numbers["files_altered"]) == (1, 0)
+    assert coverage.example_ids == (record_id(5),)
+
+
+def test_labels_of_another_type_or_gone_are_not_the_sources(home: Home) -> None:
+    """7 and '7' are not one label."""
+    rows = [{**row, "acl": str(number)} for number, row in enumerate(make_records(20))]
+    make_job(home.jobs, records=rows)
+    registered, _ = home.worked()
+    index = {"acl": lambda t: t.set_column(t.schema.get_field_index("acl"), "acl", pc.cast(t["acl"], pa.int64()))}
+    rewrite(home, registered, 0, index["acl"])
+    typed = verdicts_of(home, registered)["access_labels"]
+    assert (typed.passed, typed.summary) == (False, "acl is of another type in 1 files")
+    rewrite(home, registered, 1, lambda t: t.drop_columns(["acl"]))
+    gone = verdicts_of(home, registered)["access_labels"]
+    assert gone.numbers["differing"] == gone.numbers["label_lost"] == 5
+    assert gone.example_ids == tuple(record_id(n) for n in range(5, 10))
+
+
+def test_a_job_without_labels_says_so(home: Home) -> None:
+    make_job(home.jobs, snapshot={"access_labels": []})
+    registered, _ = home.worked()
+    labels = verdicts_of(home, registered)["access_labels"]
+    assert (labels.passed, labels.summary) == (True, "the snapshot pins no access labels, nothing to compare")
+
+
+@pytest.mark.parametrize("check_name", ["coverage", "schema", "access_labels", "one_recipe"])
+def test_what_always_blocks_cannot_be_set(home: Home, check_name: str) -> None:
+    make_job(home.jobs, gate={check_name: {"blocking": False}})
+    with pytest.raises(SpecError, match=check_name):
+        home.pinned()
