@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import duckdb
@@ -12,7 +11,6 @@ import pytest
 from assets_tests.factories import PROMPT, make_job
 from assets_tests.homes import Home
 from batch_assets.errors import GateError, InputError, StoreError, VersionError
-from batch_assets.operations.catalog import refresh_catalog
 from batch_assets.operations.check import check
 from batch_assets.operations.export import export
 from batch_assets.operations.publish import publish, rollback
@@ -107,42 +105,6 @@ def test_nothing_is_switched_to_files_that_are_gone(home: Home) -> None:
     with pytest.raises(StoreError, match=r"1 files of .* are missing or not as sealed"):
         rollback(home.deployment, "tiny")
     assert seen_by_readers(home) == second.job_version
-
-
-def test_readers_never_see_a_half_or_an_error_while_versions_change(home: Home) -> None:
-    """Forty switches under three readers: each read is one whole version."""
-    versions = {finished(home, "Sort").job_version, finished(home, "Put").job_version}
-    warehouse, stop, seen, faults = home.deployment.settings.warehouse, threading.Event(), set(), []
-
-    def read() -> None:
-        while not stop.is_set():
-            try:
-                with duckdb.connect(str(warehouse), read_only=True) as connection:
-                    rows = connection.execute("SELECT _job_version, count(*) FROM published.tiny GROUP BY 1").fetchall()
-            except duckdb.Error as error:
-                faults.append(error)
-                return
-            seen.update(version for version, _ in rows)
-            faults.extend(rows if len(rows) != 1 or rows[0][1] != 20 else [])
-
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for number in range(40):
-        rollback(home.deployment, "tiny", sorted(versions)[number % 2])
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert faults == []
-    assert seen <= versions
-
-
-def test_a_lost_catalog_is_rebuilt_from_the_ledger(home: Home) -> None:
-    """The catalog is derived: deleted or damaged, it comes back."""
-    registered = finished(home, "Sort")
-    home.deployment.settings.warehouse.write_bytes(b"damaged")
-    refresh_catalog(home.deployment)
-    assert seen_by_readers(home) == registered.job_version
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "csv", "jsonl"])

@@ -8,6 +8,7 @@ import typer
 
 from batch_assets.cli import render
 from batch_assets.cli.common import JsonFlag, deployment
+from batch_assets.operations.catalog import mend_in_passing
 from batch_assets.operations.status import status, versions
 
 
@@ -20,6 +21,7 @@ def status_command(
 ) -> None:
     """How far a version is, how fast it goes, and when it will be done."""
     here = deployment()
+    mend_in_passing(here)
     state = status(here, here.resolve(version))
     if as_json:
         render.print_json(state)

@@ -9,7 +9,7 @@ import typer
 
 from batch_assets.cli import render
 from batch_assets.cli.common import JsonFlag, deployment
-from batch_assets.operations.catalog import mend_catalog, refresh_catalog
+from batch_assets.operations.catalog import mend_in_passing, refresh_catalog
 from batch_assets.operations.history import history
 from batch_assets.operations.sweep import Swept, sweep
 
@@ -20,7 +20,7 @@ def history_command(job: JobArgument, as_json: JsonFlag = False) -> None:
     """Every move of a job's pointer, the newest first: who, when, from, to, verdicts, override."""
     here = deployment()
     moves = history(here, here.known_job(job))
-    mend_catalog(here)
+    mend_in_passing(here)
     if as_json:
         render.print_json(moves)
         return

@@ -63,6 +63,14 @@ def mend_catalog(deployment: Deployment) -> bool:
     return True
 
 
+def mend_in_passing(deployment: Deployment) -> None:
+    """For commands that only look: what readers open is mended if it can be, and the command goes on in any case."""
+    try:
+        mend_catalog(deployment)
+    except (BatchAssetsError, OSError) as error:
+        _log.warning("What readers open could not be looked after: %s", error)
+
+
 @contextmanager
 def open_published(deployment: Deployment) -> Iterator[duckdb.DuckDBPyConnection]:
     """A read-only connection to the catalog as it should be. Raises StoreError when nothing can be opened.

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from batch_assets.storage.objects import Objects
 from batch_assets.storage.publications import Publication
 
 FORMAT = 2  # of the catalog; one of another format is old
+_SCRATCH = ".warehouse-"
 _STAMP = "batch_assets.stamp"
 _HISTORY = pa.schema(
     [
@@ -59,22 +61,30 @@ class PublishedFiles:
 
 
 class Catalog:
-    """A catalog that is built beside the one in use, and takes its place at the end. Use as a context manager."""
+    """A catalog that is built beside the one in use, and takes its place at the end.
+
+    Use as a context manager, one at a time in a home: the caller holds the lock.
+    """
 
     def __init__(self, target: Path, objects: Objects) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
+        for left in target.parent.glob(f"{_SCRATCH}*"):  # by publishers that were killed
+            shutil.rmtree(left, ignore_errors=True)
         self._target = target
         self._objects = objects
-        self._scratch = tempfile.TemporaryDirectory(dir=target.parent, prefix=".warehouse-")
+        self._scratch = tempfile.TemporaryDirectory(dir=target.parent, prefix=_SCRATCH)
         self._built = Path(self._scratch.name) / "warehouse.duckdb"
         self._standing: dict[str, str] = {}  # job -> publication
 
     def __enter__(self) -> Catalog:
-        with duckdb.connect(str(self._built)) as connection:
-            connection.execute("CREATE SCHEMA published")
+        # One thread: a catalog holds no rows, and starting more takes longer than making it.
+        self._connection = duckdb.connect(str(self._built), config={"threads": 1})
+        self._objects.attach(self._connection)
+        self._connection.execute("CREATE SCHEMA published")
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._connection.close()
         self._scratch.cleanup()
 
     def add(self, published: PublishedFiles) -> None:
@@ -85,18 +95,18 @@ class Catalog:
                 f"{len(wrong)} files of {published.job_version} are missing or not as sealed, {wrong[0]} first. "
                 "Nothing was changed; restore them from a backup."
             )
-        with duckdb.connect(str(self._built)) as connection, readable(f"The files of {published.job_version}"):
-            self._objects.attach(connection)
+        with readable(f"The files of {published.job_version}"):
             files = parquet_rows(self._objects.uri(one.key) for one in published.files)
-            connection.execute(f"CREATE VIEW published.{quote_name(published.job)} AS SELECT * FROM {files}")
+            self._connection.execute(f"CREATE VIEW published.{quote_name(published.job)} AS SELECT * FROM {files}")
         self._standing[published.job] = published.publication_id
 
     def put_in_place(self, history: Iterable[Publication]) -> None:
         """Write the history and swap: readers keep what they have open, new ones see this."""
-        with duckdb.connect(str(self._built)) as connection:
-            _create_history(connection, history, list(self._standing))
-            connection.execute("CREATE SCHEMA batch_assets")
-            connection.execute(f"CREATE TABLE {_STAMP} AS SELECT ? AS stamp", [stamp(self._objects, self._standing)])
+        _create_history(self._connection, history, list(self._standing))
+        self._connection.execute("CREATE SCHEMA batch_assets")
+        made_from = [stamp(self._objects, self._standing)]
+        self._connection.execute(f"CREATE TABLE {_STAMP} AS SELECT ? AS stamp", made_from).fetchall()
+        self._connection.close()
         _fsync(self._built)
         failpoint("catalog.built")
         _make_way(self._target)
