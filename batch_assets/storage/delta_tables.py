@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset
 
 from batch_assets.errors import SnapshotError
 from batch_assets.storage.conversion import ROW_GROUP_ROWS
@@ -18,9 +19,6 @@ from batch_assets.storage.table_sources import (
     s3_region,
     what_is_there,
 )
-
-# What deltalake's own engine reads and its Arrow data set does not.
-_ENGINE_ONLY = frozenset({"deletionVectors", "columnMapping"})
 
 
 def find_delta(address: str, version: int | None) -> TableVersion:
@@ -50,23 +48,32 @@ def find_delta(address: str, version: int | None) -> TableVersion:
 
 
 def _found(address: str, table: Any) -> TableVersion:
-    metadata, protocol = table.metadata(), table.protocol()
+    metadata = table.metadata()
     actions = pa.table(table.get_add_actions(flatten=True))
     files = sorted(map(list, zip(*(actions.column(name).to_pylist() for name in ("path", "size_bytes")), strict=True)))
-    features = {*(protocol.reader_features or ())}
-    # Before there were named features, version 2 of the protocol meant column mapping.
-    is_mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
-    is_ordered = not features & _ENGINE_ONLY and not (is_mapped and protocol.min_reader_version == 2)
+    dataset = _dataset(table)
     return TableVersion(
         name=f"{address}@{table.version()}",
         parts=["delta", str(metadata.id), table.version(), table.schema().to_json(), files, _deleted(table)],
         size=sum(size for _, size in files),
         schema=pa.schema(table.schema().to_arrow()),
-        batches=(lambda: _by_file(table))
-        if is_ordered
-        else (lambda: iter(pa.RecordBatchReader.from_stream(table.scan()))),
-        is_ordered=is_ordered,
+        batches=(lambda: _by_engine(table)) if dataset is None else (lambda: _by_file(dataset)),
+        is_ordered=dataset is not None,
     )
+
+
+def _dataset(table: Any) -> Any | None:
+    """The files as an Arrow data set; None for a table with features that only deltalake's own engine reads."""
+    from deltalake.exceptions import DeltaProtocolError
+
+    if table.protocol().min_reader_version == 2:  # before features had names, this meant column mapping
+        return None
+    # What Spark wrote long ago is in nanoseconds, which hold only the years 1677 to 2262.
+    options = pyarrow.dataset.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    try:
+        return table.to_pyarrow_dataset(parquet_read_options=options)
+    except DeltaProtocolError:
+        return None
 
 
 def _deleted(table: Any) -> list[list[str]]:
@@ -79,13 +86,22 @@ def _deleted(table: Any) -> list[list[str]]:
     return sorted(found)
 
 
-def _by_file(table: Any) -> Iterator[pa.RecordBatch]:
+def _by_file(dataset: Any) -> Iterator[pa.RecordBatch]:
     """The rows of one file after the other, in the order of their names."""
-    dataset = table.to_pyarrow_dataset()
     for fragment in sorted(dataset.get_fragments(), key=lambda one: str(one.path)):
         yield from fragment.to_batches(
             schema=dataset.schema, batch_size=ROW_GROUP_ROWS, batch_readahead=1, fragment_readahead=0
         )
+
+
+def _by_engine(table: Any) -> Iterator[pa.RecordBatch]:
+    """The rows in any order."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield from pa.RecordBatchReader.from_stream(table.scan())
+    except DeltaError as error:
+        raise ValueError(one_line(error)) from error
 
 
 def _no_table(address: str, error: Exception) -> SnapshotError:
