@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from assets_tests.factories import PROMPT, make_job
 from assets_tests.homes import Home
 from batch_assets.core.verdicts import Verdict
-from batch_assets.operations.publish import basis_digests, content_digest, publish
+from batch_assets.operations.publish import basis_digests, publish
+from batch_assets.operations.whole import content_digest
 from batch_assets.storage.plans import RegisteredVersion
 
 

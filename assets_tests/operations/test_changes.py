@@ -15,9 +15,11 @@ import pytest
 from assets_tests.factories import PROMPT, make_job, make_records, record_id
 from assets_tests.homes import Home
 from batch_assets.errors import BatchAssetsError, GateError, SnapshotError, SpecError, VersionError
+from batch_assets.failpoints import arm
 from batch_assets.operations import merge as merging
 from batch_assets.operations.check import check
 from batch_assets.operations.export import export
+from batch_assets.operations.intervene import retry_dead_letters
 from batch_assets.operations.pin_changes import pin_changes
 from batch_assets.operations.plan import plan
 from batch_assets.operations.publish import publish, rollback
@@ -320,3 +322,27 @@ def test_a_base_that_does_not_fit_is_found_in_the_whole(home: Home) -> None:
     home.deployment.ledger.database.close()
     with pytest.raises(BatchAssetsError, match="not as large as it was when it was sealed"):
         check(home.deployment, delta, only=["coverage"])
+
+
+def test_a_merge_before_dead_letters_were_put_back_is_not_what_is_published(home: Home) -> None:
+    """It was made, and then publishing failed; by the time of the next try the version holds more."""
+    published_base(home)
+    script = {"records": {record_id(5): {"error": "out of memory"}}}
+    make_job(home.jobs, records=20, gate=GATE, script=script)
+    delta = night(home, changes_file(home, [edited(5, "fails at first")]), publish_it=False)
+    arm(
+        "publish.before_commit=lose; publish.before_commit=lose@2; publish.before_commit=lose@3; publish.before_commit=lose@4"
+    )
+    try:
+        with pytest.raises(BatchAssetsError, match="the answer was lost"):
+            publish(home.deployment, delta)
+    finally:
+        arm("")
+    assert home.deployment.ledger.file_sets.of(delta.job_version) is not None
+    make_job(home.jobs, records=20, gate=GATE, script={})
+    retry_dead_letters(home.deployment, delta, "engine_error")
+    work(home.deployment, delta)
+    check(home.deployment, delta)
+    publish(home.deployment, delta)
+    assert seen(home)[record_id(5)]["_job_version"] == delta.job_version
+    assert len(seen(home)) == 20

@@ -17,8 +17,9 @@ from batch_assets.core.verdicts import Verdict
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.intervene import refuse_judge, refuse_retired
 from batch_assets.operations.judge import ask_judge
-from batch_assets.operations.publish import basis_digests, content_digest
+from batch_assets.operations.publish import basis_digests
 from batch_assets.operations.whole import (
+    content_digest,
     create_dead_letters,
     create_published,
     create_whole,

@@ -21,19 +21,19 @@ import pyarrow.parquet as pq
 
 from batch_assets.core.sql_text import parquet_rows, quote_name, quote_text
 from batch_assets.core.version import JobVersion
-from batch_assets.errors import StoreError
+from batch_assets.errors import GateError, StoreError
 from batch_assets.failpoints import failpoint
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.whole import (
     DEAD_LETTERS,
+    content_digest,
     create_dead_letters,
     create_rows,
     create_whole,
-    merged_manifest,
     sealed_files,
 )
 from batch_assets.operations.work import output_model
-from batch_assets.storage.file_sets import DataFile, FileSet, Manifest
+from batch_assets.storage.file_sets import DataFile, FileSet, Manifest, read_manifest
 from batch_assets.storage.objects import Objects, sha256_of
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.scan import MEMORY_LIMIT, create_snapshot_view
@@ -51,9 +51,10 @@ def merge(deployment: Deployment, registered: RegisteredVersion) -> Manifest:
     The rows written are compared with those that the checks looked at: their number, and a sum of hashes
     over all columns. Raises StoreError when they differ or files cannot be read; nothing is recorded then.
     """
-    standing = merged_manifest(deployment, registered.job_version)
-    if standing is not None:
-        return standing
+    content = content_digest(deployment, registered.job_version)
+    standing = deployment.ledger.file_sets.of(registered.job_version)
+    if standing is not None and standing.content_sha256 == content:
+        return read_manifest(deployment.objects, standing)
     version = deployment.version(registered)
     base = version.changes.base if version.changes is not None else ""
     with _views(deployment, version) as (connection, columns):
@@ -64,10 +65,13 @@ def merge(deployment: Deployment, registered: RegisteredVersion) -> Manifest:
     data, key = manifest.dump(), f"{writer.prefix}/manifest.json"
     deployment.objects.put_if_absent(key, data)
     failpoint("merge.before_record")
-    deployment.ledger.file_sets.record(
+    if content_digest(deployment, version.id) != content:
+        raise GateError(f"{version.id} was changed while it was merged. Nothing was published; check it again.")
+    recorded = deployment.ledger.file_sets.record(
         FileSet(
             job_version=version.id,
             job=version.job,
+            content_sha256=content,
             manifest_key=key,
             manifest_sha256=hashlib.sha256(data).hexdigest(),
             rows=sum(file.rows for file in results),
@@ -75,7 +79,7 @@ def merge(deployment: Deployment, registered: RegisteredVersion) -> Manifest:
             bytes=sum(file.bytes for file in [*results, *letters]),
         )
     )
-    return merged_manifest(deployment, version.id) or manifest
+    return read_manifest(deployment.objects, recorded)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.intervene import refuse_judge
 from batch_assets.operations.jobs import Job
 from batch_assets.operations.merge import merge
-from batch_assets.operations.whole import published_files
+from batch_assets.operations.whole import content_digest, published_files
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.pointer_object import write_pointer_object
 from batch_assets.storage.publications import Publication, refuse_other_use
@@ -58,18 +58,6 @@ class Published:
         if self.override is None:
             return moved
         return f"{moved} Overridden: {', '.join(self.overrode)}; the reason is in the history."
-
-
-def content_digest(deployment: Deployment, job_version: str) -> str:
-    """A digest over everything the version holds: its sealed files and its dead letters.
-
-    Verdicts speak of one content; when a shard is added or replaced, they no longer count.
-    """
-    total = hashlib.sha256()
-    for shard in deployment.ledger.progress.shards(job_version):
-        line = f"{shard.shard} {shard.state} {shard.sealed_sha256} {shard.results} {shard.dead_letters}\n"
-        total.update(line.encode())
-    return total.hexdigest()
 
 
 def basis_digests(job: Job, baseline: str | None) -> dict[str, str]:

@@ -6,6 +6,7 @@ it was pinned: a record that it answers, gives up or removes is no longer taken 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -21,6 +22,18 @@ from batch_assets.storage.plans import RegisteredVersion
 
 _BATCH = 5000
 DEAD_LETTERS = pa.schema([(name, pa.string()) for name in ("record_id", "reason", "error")] + [("shard", pa.int32())])
+
+
+def content_digest(deployment: Deployment, job_version: str) -> str:
+    """A digest over everything the version holds: its sealed files and its dead letters.
+
+    Verdicts speak of one content; when a shard is added or replaced, they no longer count.
+    """
+    total = hashlib.sha256()
+    for shard in deployment.ledger.progress.shards(job_version):
+        line = f"{shard.shard} {shard.state} {shard.sealed_sha256} {shard.results} {shard.dead_letters}\n"
+        total.update(line.encode())
+    return total.hexdigest()
 
 
 def sealed_files(deployment: Deployment, job_version: str) -> Iterator[DataFile]:

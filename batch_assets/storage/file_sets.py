@@ -36,6 +36,7 @@ class FileSet:
 
     job_version: str
     job: str
+    content_sha256: str  # of the version's own content when it was merged
     manifest_key: str
     manifest_sha256: str
     rows: int
@@ -77,10 +78,18 @@ class FileSets:
         return [FileSet(**{name: getattr(row, name) for name in FileSet.__dataclass_fields__}) for row in rows]
 
     def record(self, merged: FileSet) -> FileSet:
-        """Make a set the one that stands for its version; returns the one that does afterwards."""
+        """Make a set the one that stands for its version; returns the one that does afterwards.
+
+        The first set of a content stands. One that was merged from other content, before dead letters
+        were put back, is replaced: it cannot have been published, since a published version is not reopened.
+        """
         with self._database.write("file_set") as connection:
-            now = connection.scalar(sa.select(self._database.now()))
-            connection.execute(insert_if_absent(connection, file_sets), {**asdict(merged), "at": now})
+            values = {**asdict(merged), "at": connection.scalar(sa.select(self._database.now()))}
+            outdated = sa.delete(file_sets).where(
+                file_sets.c.job_version == merged.job_version, file_sets.c.content_sha256 != merged.content_sha256
+            )
+            connection.execute(outdated)
+            connection.execute(insert_if_absent(connection, file_sets), values)
         standing = self.of(merged.job_version)
         if standing is None:
             raise StoreError(f"The merged files of {merged.job_version} are not in the ledger; publish again.")

@@ -243,6 +243,7 @@ file_sets = Table(
     metadata,
     Column("job_version", Key, primary_key=True),
     Column("job", String, nullable=False),
+    Column("content_sha256", String, nullable=False),  # of the version's own content, which retries can change
     Column("manifest_key", String, nullable=False),
     Column("manifest_sha256", String, nullable=False),
     Column("rows", Integer, nullable=False),

@@ -19,6 +19,7 @@ def upgrade() -> None:
         "file_sets",
         Column("job_version", Key, primary_key=True),
         Column("job", String, nullable=False),
+        Column("content_sha256", String, nullable=False),
         Column("manifest_key", String, nullable=False),
         Column("manifest_sha256", String, nullable=False),
         Column("rows", Integer, nullable=False),
