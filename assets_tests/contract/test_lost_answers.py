@@ -151,6 +151,13 @@ def say_forget(scene: Scene) -> Callable[[], Any]:
     return lambda: scene.ledger.interventions.forget(scene.id)
 
 
+def say_sweep(scene: Scene) -> Callable[[], Any]:
+    finish(scene)
+    scene.ledger.publications.move(publication(scene, None, scene.id, "first"))
+    scene.ledger.publications.move(publication(scene, scene.id, "v2", "second"))
+    return lambda: scene.ledger.retention.decide("tickets", keep=1, grace_s=0, who="me", dry_run=False)
+
+
 def finish(scene: Scene) -> None:
     lease: Lease | None = scene.held
     while lease is not None:
@@ -192,6 +199,7 @@ SAYINGS: dict[str, Say] = {
     "publish ": say_move,  # the pointer is there already
     "retire": say_retire,
     "forget": say_forget,
+    "sweep": say_sweep,
 }
 
 
