@@ -45,6 +45,8 @@ ONLY_IN = {
     "dagster": {"assets", "definitions.py"},
     "obstore": {"storage/objects.py", "storage/local_objects.py", "storage/s3_objects.py", "storage/range_files.py"},
     "sqlalchemy": {"storage"},
+    "deltalake": {"storage/delta_tables.py"},
+    "pyiceberg": {"storage/iceberg_tables.py"},
 }
 
 

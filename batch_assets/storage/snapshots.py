@@ -24,7 +24,7 @@ from batch_assets.storage.delta_tables import find_delta
 from batch_assets.storage.iceberg_tables import find_iceberg
 from batch_assets.storage.objects import Objects, missing, sha256_of
 from batch_assets.storage.snapshot_columns import check_columns, check_same_columns, open_parquet, plain_type
-from batch_assets.storage.table_sources import copy_name, copy_table, table_address
+from batch_assets.storage.table_sources import copy_name, copy_table, refuse_table, table_address
 
 TABLES = {"delta": find_delta, "iceberg": find_iceberg}
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
@@ -76,6 +76,8 @@ def find_files(spec: SnapshotSpec, folder: Path) -> list[Path]:
     """The snapshot's files in name order. Raises SnapshotError when there are none."""
     target = folder / Path(spec.path).expanduser()
     if target.is_dir():
+        if spec.format == "auto":
+            refuse_table(target)
         paths = [path for path in target.rglob("*") if path.is_file() and _visible(path, target)]
         if spec.format == "auto":
             paths = [path for path in paths if path.suffix.lower() in SUFFIXES]

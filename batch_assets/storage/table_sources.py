@@ -54,6 +54,18 @@ def table_address(spec: SnapshotSpec, folder: Path) -> str:
     return str((folder / Path(spec.path).expanduser()).absolute())
 
 
+def refuse_table(folder: Path) -> None:
+    """Raise SnapshotError for a table's folder: its files are not its rows, some were removed from the table."""
+    kind = "delta" if (folder / "_delta_log").is_dir() else None
+    if any((folder / "metadata").glob("*.metadata.json")):
+        kind = "iceberg"
+    if kind is not None:
+        raise SnapshotError(
+            f"{folder} is a table: set snapshot.format in defs.yaml to {kind}, and the table's version if it should not be "
+            "the latest; or to parquet, to take every file in it, removed rows included. Nothing was pinned."
+        )
+
+
 def copy_name(table: TableVersion, spec: SnapshotSpec) -> str:
     """Different for copies that may hold other rows, or the same ones in another order."""
     limit = "" if spec.rows is None else f"-{spec.rows}"
