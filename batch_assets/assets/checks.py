@@ -11,6 +11,7 @@ import dagster as dg
 from batch_assets.assets.failures import as_dagster_failures
 from batch_assets.assets.job_version import node_name, version_key
 from batch_assets.assets.opened import opened
+from batch_assets.assets.report_link import report_metadata
 from batch_assets.assets.verdict_events import check_result
 from batch_assets.core.spec import GateSpec
 from batch_assets.operations.check import CHECKS, check
@@ -40,10 +41,12 @@ def version_checks(settings: Settings, job: Job, registered: RegisteredVersion) 
         selected = {one.name for one in context.selected_asset_check_keys}
         wanted = [name for name in job.required_checks if name in selected]
         with as_dagster_failures(), opened(settings) as deployment:
-            verdicts = check(deployment, deployment.ledger.plans.get(registered.job_version), only=wanted)
+            judged = deployment.ledger.plans.get(registered.job_version)
+            verdicts = check(deployment, judged, only=wanted)
+            report = report_metadata(context.instance, deployment, judged)
         for verdict in verdicts:
             context.log.info(f"{verdict.check}: {'passed' if verdict.passed else 'failed'}: {verdict.summary}")
-            yield check_result(key, verdict)
+            yield check_result(key, verdict, report)
 
     return checks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import dagster as dg
 
@@ -12,15 +13,17 @@ from batch_assets.core.verdicts import Verdict
 from batch_assets.validation.pictures import pictures_of
 
 
-def check_result(key: dg.AssetKey, verdict: Verdict) -> dg.AssetCheckResult:
-    """What a check step yields."""
+def check_result(
+    key: dg.AssetKey, verdict: Verdict, report: Mapping[str, dg.MetadataValue] = MappingProxyType({})
+) -> dg.AssetCheckResult:
+    """What a check step yields; `report` says where the version's report is."""
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=verdict.check,
         passed=verdict.passed,
         severity=_severity(verdict),
         description=verdict.summary,
-        metadata=_metadata(verdict),
+        metadata={**report, **_metadata(verdict)},
     )
 
 

@@ -30,7 +30,7 @@ def render_page(facts: Mapping[str, Any]) -> str:
     style = _environment().get_template("report.css").render()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     page = _environment().get_template("report.html")
-    return page.render(facts, style=Markup(style), style_hash=f"sha256-{digest}")
+    return page.render(facts, style=Markup(style), style_hash=f"sha256-{digest}").lstrip()
 
 
 def picture(svg: str) -> str:
