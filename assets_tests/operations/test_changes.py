@@ -14,6 +14,7 @@ import pytest
 
 from assets_tests.factories import PROMPT, make_job, make_records, record_id
 from assets_tests.homes import Home
+from assets_tests.workers import Command
 from batch_assets.errors import BatchAssetsError, GateError, SnapshotError, SpecError, VersionError
 from batch_assets.failpoints import arm
 from batch_assets.operations import merge as merging
@@ -23,6 +24,7 @@ from batch_assets.operations.intervene import retry_dead_letters
 from batch_assets.operations.pin_changes import pin_changes
 from batch_assets.operations.plan import plan
 from batch_assets.operations.publish import publish, rollback
+from batch_assets.operations.sweep import sweep
 from batch_assets.operations.whole import merged_manifest, published_files
 from batch_assets.operations.work import work
 from batch_assets.storage.plans import RegisteredVersion
@@ -346,3 +348,25 @@ def test_a_merge_before_dead_letters_were_put_back_is_not_what_is_published(home
     publish(home.deployment, delta)
     assert seen(home)[record_id(5)]["_job_version"] == delta.job_version
     assert len(seen(home)) == 20
+
+
+def test_a_publisher_killed_while_it_merges_leaves_readers_alone(home: Home) -> None:
+    """At each step the next try merges anew, or takes the set that was recorded, and publishes the same rows."""
+    base = published_base(home)
+    before = seen(home)
+    delta = night(home, changes_file(home, [edited(4, "text")]), removed_file(home, [record_id(7)]), publish_it=False)
+    for step in ("merge.after_part", "merge.before_record", "file_set.before_commit", "file_set.after_commit"):
+        killed = Command(home, "publish", delta.job_version, failpoints=f"{step}=kill")
+        assert killed.wait(60) == -9, step
+        assert home.deployment.ledger.publications.current("tiny") == base.job_version
+        assert seen(home) == before
+    merged = home.deployment.ledger.file_sets.of(delta.job_version)
+    publish(home.deployment, delta)
+    assert home.deployment.ledger.file_sets.of(delta.job_version) == merged
+    assert set(seen(home)) == set(before) - {record_id(7)}
+    assert seen(home)[record_id(4)]["acl"] == "changed-4"
+    swept = sweep(home.deployment, "tiny", grace_h=0)
+    left = {one.key for one in home.deployment.objects.list("merged")}
+    assert merged is not None
+    kept = {file.key for file in published_files(home.deployment, delta.job_version)} | {merged.manifest_key}
+    assert left == kept, swept
