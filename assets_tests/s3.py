@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from assets_tests.waiting import wait_for
 
@@ -39,17 +40,29 @@ def use(monkeypatch: pytest.MonkeyPatch, port: int, *, secret: str = SECRET) -> 
 
 @contextmanager
 def moto_server() -> Iterator[int]:
-    """A moto server with the bucket; gives its port."""
+    """A moto server with the bucket; gives its port.
+
+    moto looks whether a key exists and stores it in two steps, so that on a busy machine two of several
+    writers can win. S3 does not let them, so here one request is served at a time.
+    """
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    moto, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def one_at_a_time(environ: Any, start_response: Any) -> list[bytes]:
+        with lock:
+            return list(moto(environ, start_response))
+
+    server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
     try:
-        port = int(server.get_host_and_port()[1])
-        bucket = urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT")
+        bucket = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/{BUCKET}", method="PUT")
         urllib.request.urlopen(bucket).close()
-        yield port
+        yield server.server_port
     finally:
-        server.stop()
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -103,16 +104,15 @@ class LocalObjects(Objects):
             if new is None or new == current:
                 return current
             target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".swap-", delete=False) as beside:
-                try:
-                    beside.write(new)
-                    beside.flush()
-                    os.fsync(beside.fileno())
-                    Path(beside.name).chmod(0o644)
-                    Path(beside.name).replace(target)
-                except BaseException:
-                    Path(beside.name).unlink(missing_ok=True)
-                    raise
+            beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+            try:
+                with beside.open("xb") as file:
+                    file.write(new)
+                    file.flush()
+                    os.fsync(file.fileno())
+                beside.replace(target)
+            finally:
+                beside.unlink(missing_ok=True)
             self._make_durable(key)
         return new
 

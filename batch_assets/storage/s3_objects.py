@@ -111,7 +111,7 @@ class S3Objects(Objects):
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         for attempt in range(PUT_ATTEMPTS):
-            with self._explained(f"{key} could not be stored"):
+            with self._explained(f"{key} could not be stored", is_put=True):
                 try:
                     obstore.put(self._store, key, data, mode="create", use_multipart=False)
                 except AlreadyExistsError:
@@ -142,7 +142,7 @@ class S3Objects(Objects):
                 f"{key} is being stored by another writer, with other content, or that writer was interrupted. Wait "
                 f"for it; when nothing is running any more, remove {self.uri(claim)} and try again."
             )
-        with self._explained(f"{key} could not be stored"):
+        with self._explained(f"{key} could not be stored", is_put=True):
             try:
                 piece = max(PIECE_BYTES, file.stat().st_size // PARTS_MAX + 1)
                 obstore.put(self._store, key, file, use_multipart=True, chunk_size=piece, max_concurrency=4)
@@ -156,7 +156,7 @@ class S3Objects(Objects):
         """The condition is the entity tag. Each try carries an id, to tell our own write from another's."""
         for attempt in range(SWAP_ATTEMPTS):
             writer = uuid.uuid4().hex
-            with self._explained(f"{key} could not be stored"):
+            with self._explained(f"{key} could not be stored", is_put=True):
                 current = self._current(key)
                 new = decide(None if current is None else current[0])
                 if new is None or (current is not None and new == current[0]):
@@ -164,7 +164,7 @@ class S3Objects(Objects):
                 mode: Any = "create" if current is None else {"e_tag": current[1]}
                 try:
                     obstore.put(self._store, key, new, mode=mode, attributes={_WRITER: writer}, use_multipart=False)
-                except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+                except (AlreadyExistsError, PreconditionError):
                     stands = self._current(key)
                     if stands is None or stands[2] != writer:
                         _pause(attempt)
@@ -190,11 +190,15 @@ class S3Objects(Objects):
         return bytes(found.bytes()), found.meta["e_tag"], found.attributes.get(_WRITER)
 
     @contextlib.contextmanager
-    def _explained(self, what: str, key: str | None = None) -> Iterator[None]:
+    def _explained(self, what: str, key: str | None = None, *, is_put: bool = False) -> Iterator[None]:
         """Errors of the store as ours, without secrets. A missing object is StoreError only if `key` is given."""
         try:
             yield
         except FileNotFoundError as error:
+            if is_put:  # it is not the new object that is missing
+                raise StoreError(
+                    f"{self._place}: {what}: there is no such bucket. Make it, or name another one in BATCH_ASSETS_OBJECTS."
+                ) from _redacted(error)
             if key is None:
                 raise
             raise missing(key, self.address) from error

@@ -38,13 +38,7 @@ def open_objects(address: str, home: Path) -> Objects:
         bucket = S3Objects(address, home / "scratch")
         objects, name, rounds = bucket, f"{bucket.address} at {bucket.endpoint or 'AWS'}", ROUNDS
     if name not in _read(home / REMEMBERED):
-        try:
-            prove(objects, rounds=rounds)
-        except FileNotFoundError as error:  # a new object was put: it is not that one that is missing
-            raise StoreError(
-                f"The object store {name} cannot be used: there is no such bucket. Make it, or name another one in "
-                "BATCH_ASSETS_OBJECTS."
-            ) from error
+        prove(objects, rounds=rounds)
         LocalObjects(home).swap(REMEMBERED, lambda data: _with(data, name))
     return objects
 
