@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 
 from assets_tests.assets.conftest import Project, plain_metadata
 from assets_tests.factories import PROMPT, record_id
@@ -209,3 +211,32 @@ def test_dead_letters_within_the_tolerance_are_numbers_not_a_failure(project: Pr
     assert check.passed
     assert plain_metadata(check.metadata)["dead_letters"] == 2
     assert project.deployment.ledger.publications.current("tiny") == version.job_version
+
+
+def test_checks_and_published_say_where_the_report_is(project: Project, tmp_path: Path) -> None:
+    """Each verdict and each publication links the page; the link is where Dagster's web server finds it."""
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as project.instance:
+        version = complete(project)
+        result = project.run_job(GATE_JOB)
+        link = f"/logs/reports/tiny/{version.job_version}/html"
+        for evaluation in result.get_asset_check_evaluations():
+            assert plain_metadata(evaluation.metadata)["report"] == link
+        metadata = published_metadata(project)
+        assert metadata["report"] == link
+        page = Path(metadata["report_file"]).read_text()
+        assert "Published: readers see this version." in page
+        logs = project.instance.compute_log_manager
+        assert isinstance(logs, LocalComputeLogManager)
+        served = Path(str(logs.get_captured_local_path(["reports", "tiny", version.job_version], "html")))
+        assert served.read_text() == page
+        assert metadata["report_command"].startswith(f"batch-assets report {version.job_version}")
+
+
+def test_a_report_that_cannot_be_written_stops_nothing(project: Project) -> None:
+    """The pointer moves all the same, and the page of `published` says what is wrong."""
+    version = complete(project)
+    (project.deployment.settings.root / "reports").write_text("in the way")
+    assert project.run_job(GATE_JOB).success
+    assert project.deployment.ledger.publications.current("tiny") == version.job_version
+    assert published_metadata(project)["report"].startswith("not written: Cannot write")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,20 @@ def test_pages_show_what_people_look_for(site: Site, browser: webdriver.Chrome, 
     finally:
         SCREENSHOTS.mkdir(exist_ok=True)
         browser.save_screenshot(str(SCREENSHOTS / f"ui-{page}.png"))
+
+
+@pytest.mark.browser
+def test_the_report_is_linked_and_comes_from_the_server_of_the_ui(site: Site, browser: webdriver.Chrome) -> None:
+    """A browser elsewhere gets the page from the address that it has the UI from."""
+    version = site.deployment.ledger.publications.current("tickets")
+    browser.get(f"{site.ui.url}/assets/tickets/published?view=overview")
+    wanted = f"{site.ui.url}/logs/reports/tickets/{version}/html"
+    find = "return [...document.querySelectorAll('a')].map(one => one.href)"
+    wait_for(f"link to {wanted}", lambda: wanted in browser.execute_script(find), timeout_s=60)
+    with urllib.request.urlopen(wanted, timeout=30) as answer:
+        page = answer.read().decode()
+    assert page.startswith("<!doctype html>")
+    assert f"{version}: report</title>" in page
 
 
 def visible_text(browser: webdriver.Chrome) -> str:
