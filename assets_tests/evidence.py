@@ -29,6 +29,7 @@ CATEGORIES = ("billing", "technical", "account", "shipping", "feedback")
 
 # One row of each table as a function of its number `n`; what a test plants replaces an expression.
 SNAPSHOT = {
+    "__row": "n",
     "id": "printf('R-%08d', n)",
     "body": "'This is ticket ' || n || ' about order ' || (n * 7919 % 100003) || '.'",
     "record_class": "CASE WHEN n % 5 = 0 THEN 'internal' ELSE 'public' END",

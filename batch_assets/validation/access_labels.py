@@ -12,6 +12,7 @@ from __future__ import annotations
 from batch_assets.core.sql_text import quote_name
 from batch_assets.core.verdicts import Verdict
 from batch_assets.validation.evidence import EXAMPLES, Evidence
+from batch_assets.validation.tally import create_uneven_shards, shard_of_record, shard_of_result
 
 
 def access_labels(evidence: Evidence) -> Verdict:
@@ -50,18 +51,34 @@ def access_labels(evidence: Evidence) -> Verdict:
 
 
 def _differing(evidence: Evidence) -> str:
-    """Fill `mislabelled` (id, has_source, is_open, labels by number) with one join; what it holds, as a query."""
+    """Fill `mislabelled` (id, has_source, is_open, labels by number); what it holds, as a query.
+
+    Shards in which results and records have the same ids with the same labels are not looked at again.
+    Records that were given up are taken out by id; a row that some other fault adds is found by its shard.
+    """
     pin = evidence.version.snapshot
     record_id = quote_name(pin.record_id)
-    wrong = [f"r.{name} IS DISTINCT FROM s.{name}" for name in map(quote_name, pin.access_labels)]
-    lost = [f"(r.{name} IS NULL AND s.{name} IS NOT NULL)" for name in map(quote_name, pin.access_labels)]
-    labels = ", ".join(f"CASE WHEN {rule} THEN {number} END" for number, rule in enumerate(wrong))
+    labels = [*map(quote_name, pin.access_labels)]
+    row = f"({', '.join([f'{record_id}::VARCHAR', *labels])})"
+    answered = f"snapshot ANTI JOIN dead_letters ON dead_letters.record_id = snapshot.{record_id}::VARCHAR"
+    create_uneven_shards(
+        evidence,
+        "mislabelled_shards",
+        f"SELECT {shard_of_record(evidence)} AS shard, {row} AS value FROM {answered}",
+        f"SELECT {shard_of_result()} AS shard, {row} AS value FROM results",
+    )
+    wrong = [f"r.{name} IS DISTINCT FROM s.{name}" for name in labels]
+    lost = [f"(r.{name} IS NULL AND s.{name} IS NOT NULL)" for name in labels]
+    numbers = ", ".join(f"CASE WHEN {rule} THEN {number} END" for number, rule in enumerate(wrong))
+    suspect = "IN (SELECT shard FROM mislabelled_shards)"
     evidence.connection.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE mislabelled AS
         SELECT r.{record_id}::VARCHAR AS id, s.{record_id} IS NOT NULL AS has_source,
-               s.{record_id} IS NOT NULL AND ({" OR ".join(lost)}) AS is_open, [{labels}] AS labels
-        FROM results AS r LEFT JOIN snapshot AS s ON r.{record_id}::VARCHAR = s.{record_id}::VARCHAR
+               s.{record_id} IS NOT NULL AND ({" OR ".join(lost)}) AS is_open, [{numbers}] AS labels
+        FROM (SELECT * FROM results WHERE {shard_of_result()} {suspect}) AS r
+        LEFT JOIN (SELECT * FROM snapshot WHERE {shard_of_record(evidence)} {suspect}) AS s
+        ON r.{record_id}::VARCHAR = s.{record_id}::VARCHAR
         WHERE s.{record_id} IS NULL OR {" OR ".join(wrong)}
         """
     )
