@@ -13,13 +13,18 @@ import pytest
 from assets_tests.factories import PROMPT, make_job
 from assets_tests.homes import Home
 from assets_tests.losing import losing
+from assets_tests.operations.test_changes import changes_file, edited
 from assets_tests.operations.test_publish import seen_by_readers
-from assets_tests.publishing import published, worked
+from assets_tests.publishing import judged, published, worked
 from batch_assets.core.retention import Move, reasons_to_keep
 from batch_assets.errors import BatchAssetsError, GateError, InputError, StoreError
+from batch_assets.operations.catalog import open_published
 from batch_assets.operations.history import history
+from batch_assets.operations.pin_changes import pin_changes
+from batch_assets.operations.plan import plan
 from batch_assets.operations.publish import publish, rollback
 from batch_assets.operations.sweep import sweep
+from batch_assets.operations.work import work
 from batch_assets.storage.objects import Objects
 from batch_assets.storage.plans import RegisteredVersion
 
@@ -212,3 +217,36 @@ def test_what_is_kept_is_decided_from_the_history_alone() -> None:
     assert kept(moves, keep=1) == "E"
     assert kept(moves, keep=1, grace_s=3600.0 * 2.5) == "DE"  # D was left two hours ago
     assert kept(moves, keep=1, bases={"B"}) == "BE"
+
+
+def test_merged_files_of_nights_go_with_their_versions_and_a_base_stays_while_changes_need_it(home: Home) -> None:
+    """A night needs no file of the one before once it is merged; one that is not published yet does."""
+    base = published(home, "Sort", gate={"dead_letters": {"rate_max": 1.0}})
+    nights = []
+    for number in (3, 4):
+        changed = changes_file(home, [edited(number, "another text")], f"night-{number}.parquet")
+        pinned = pin_changes(home.deployment, home.deployment.job("tiny"), changed)
+        plan(home.deployment, home.deployment.ledger.plans.get(pinned.job_version))
+        nights.append(home.deployment.ledger.plans.get(pinned.job_version))
+        work(home.deployment, nights[-1])
+        judged(home, nights[-1])
+        if number == 3:
+            publish(home.deployment, nights[0])
+    whole = published(home, "Put")
+    abandoned = put_old(home, f"merged/tiny/{nights[0].job_version}/cutshort0000/whole-00000.parquet")
+    may_come = put_old(home, f"merged/tiny/{nights[1].job_version}/underway0000/whole-00000.parquet")
+    done = sweep(home.deployment, "tiny", keep=1, grace_h=0)
+    assert [one.job_version for one in done.versions] == [base.job_version]
+    assert [one.key for one in done.orphans] == [abandoned]
+    assert done.kept[nights[0].job_version] == "the base of changes that are not published yet"
+    rollback(home.deployment, "tiny", nights[0].job_version)
+    publish(home.deployment, judged(home, nights[1]))  # its base is there to merge with
+    objects = home.deployment.objects
+    merged = {one.key for one in objects.list(f"merged/tiny/{nights[1].job_version}/")} - {may_come}
+    done = sweep(home.deployment, "tiny", keep=1, grace_h=0)
+    assert {one.job_version for one in done.versions} == {whole.job_version, nights[0].job_version}
+    assert [one.key for one in done.orphans] == [may_come]  # published, it is merged no more
+    assert {one.key for one in objects.list("merged/")} == merged
+    with open_published(home.deployment) as connection:
+        found = connection.execute("SELECT count(*), count(DISTINCT record_id) FROM published.tiny").fetchone()
+    assert found == (20, 20)

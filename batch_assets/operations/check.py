@@ -66,11 +66,11 @@ def check(deployment: Deployment, registered: RegisteredVersion, only: Sequence[
     job = deployment.job(registered.job)
     names = job.required_checks if only is None else only
     content = content_digest(deployment, registered.job_version)
-    basis = basis_digests(job, deployment.ledger.publications.current(job.name))
     with gather_evidence(deployment, registered) as evidence:
         if "evaluation" in names and job.suite.judge is not None:
             evidence = replace(evidence, judged=ask_judge(deployment, job, job.suite.judge, evidence))
         verdicts = [CHECKS[name](evidence) for name in names]
+    basis = basis_digests(job, evidence.baseline_version)  # what was compared with, whatever is published by now
     deployment.ledger.publications.record_verdicts(registered.job_version, content, basis, verdicts)
     return verdicts
 

@@ -51,6 +51,7 @@ def export(deployment: Deployment, job_or_version: str, file_format: Format, out
     Raises VersionError when there is nothing to export, InputError when the target cannot be written.
     """
     job_version = version_to_export(deployment, job_or_version)
+    deployment.ledger.publications.refuse_swept(job_version)
     target = output.expanduser().absolute()
     if not target.parent.is_dir():
         raise InputError(f"Cannot write {target}: the folder {target.parent} does not exist. Create it first.")

@@ -19,6 +19,8 @@ def status(deployment: Deployment, registered: RegisteredVersion) -> dict[str, A
         "job": registered.job,
         "version": registered.job_version,
         "published": deployment.ledger.publications.current(registered.job),
+        "base": registered.base_version,
+        "batch": registered.batch,
         "override": standing_override(deployment, registered.job),
         "planned": registered.planned,
         "records": registered.records,
@@ -42,6 +44,7 @@ def status(deployment: Deployment, registered: RegisteredVersion) -> dict[str, A
 def versions(deployment: Deployment, job: str | None = None) -> list[dict[str, Any]]:
     """All versions of a job or of all jobs, the newest first."""
     current = deployment.ledger.publications.all_current()
+    swept = deployment.ledger.retention.swept()
     listed = []
     for registered in deployment.ledger.plans.list(job):
         if job is None and is_judge(registered.job):
@@ -52,8 +55,9 @@ def versions(deployment: Deployment, job: str | None = None) -> list[dict[str, A
             {
                 "job": registered.job,
                 "version": registered.job_version,
-                "note": _note(registered, published=current.get(registered.job) == registered.job_version),
+                "note": _note(registered, current.get(registered.job), swept),
                 "published": current.get(registered.job) == registered.job_version,
+                "base": registered.base_version,
                 "records": registered.records,
                 "results": progress.results,
                 "dead_letters": progress.dead_letters,
@@ -65,9 +69,11 @@ def versions(deployment: Deployment, job: str | None = None) -> list[dict[str, A
     return listed
 
 
-def _note(registered: RegisteredVersion, *, published: bool) -> str:
-    if published:
+def _note(registered: RegisteredVersion, published: str | None, swept: set[str]) -> str:
+    if published == registered.job_version:
         return "published"
+    if registered.job_version in swept:
+        return "swept"
     return "retired" if registered.retired else "cancelled" if registered.cancelled else ""
 
 
