@@ -34,7 +34,7 @@ SPEC_MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "unknown nested key": (
         lambda a: a["snapshot"].update(record_key="id"),
-        r"Unknown key 'snapshot\.record_key'.*did you mean 'record_id'\? Valid keys here are path, format, rows",
+        r"Unknown key 'snapshot\.record_key'.*did you mean 'record_id'\? Valid keys here are path, format, version",
     ),
     "missing key": (lambda a: a.pop("decoding"), "Key 'decoding' is missing; it is required"),
     "wrong type": (lambda a: a.update(shard_size="many"), r"Key 'shard_size': .*integer.*\(found 'many'\)"),
