@@ -139,7 +139,7 @@ class Wire:
         return int(self._server.server_address[1])
 
     def lose(self, *methods: str) -> None:
-        """Lose the answer to the next successful request of each of these methods."""
+        """Lose the answer to the next successful request of each: a method, or one with a part of its address."""
         self._to_lose += methods
 
     def refuse(self, *methods: str) -> None:
@@ -152,9 +152,17 @@ class Wire:
 
     def loses(self, method: str, path: str) -> bool:
         with self._lock:
-            if method not in self._to_lose:
+            due = next(
+                (
+                    one
+                    for one in self._to_lose
+                    if f"{method} {path}".startswith(one.split("?")[0]) and one.partition("?")[2] in path
+                ),
+                None,
+            )
+            if due is None:
                 return False
-            self._to_lose.remove(method)
+            self._to_lose.remove(due)
             self.lost.append(f"{method} {path.partition('?')[0]}")
             return True
 

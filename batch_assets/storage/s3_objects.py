@@ -146,8 +146,9 @@ class S3Objects(Objects):
             try:
                 piece = max(PIECE_BYTES, file.stat().st_size // PARTS_MAX + 1)
                 obstore.put(self._store, key, file, use_multipart=True, chunk_size=piece, max_concurrency=4)
-            except BaseError:
-                # The answer to the last request may have been lost after it had its effect.
+            except (BaseError, FileNotFoundError):
+                # The answer to the last request may have been lost after it had its effect: sent again, there is
+                # no such upload any more.
                 if not self.exists(key) or self.sha256(key) != digest:
                     raise
         return True
