@@ -12,7 +12,7 @@ import pyarrow as pa
 from dagster_pandera import pandera_schema_to_dagster_type
 from pydantic import BaseModel
 
-from batch_assets.assets.texts import fenced
+from batch_assets.assets.texts import clip, fenced
 from batch_assets.core.version import JobVersion
 from batch_assets.errors import BatchAssetsError, VersionError
 from batch_assets.operations.deployment import Deployment
@@ -51,6 +51,7 @@ def version_page(deployment: Deployment, registered: RegisteredVersion) -> Versi
             "prompt_digest": dg.MetadataValue.text(version.prompt.sha256),
             "prompt": fenced(version.prompt.text),
             "output_schema": fenced(version.output_schema.source),
+            **_batch(version),
             **_columns(deployment, version),
         },
     )
@@ -60,7 +61,7 @@ def _description(version: JobVersion) -> str:
     model, decoding = version.model, version.decoding
     return (
         f"`{version.id}`: {version.records:,} records in {version.shards:,} shards of {version.shard_size:,}; "
-        "one partition per shard.\n\n"
+        f"one partition per shard.\n\n{_changes(version)}"
         f"- model: `{model.name}` ({model.dtype}), digest `{model.digest[:12]}`\n"
         f"- prompt: `{version.prompt.sha256[:12]}`, {version.prompt.format}\n"
         f"- output schema: `{version.output_schema.sha256[:12]}`\n"
@@ -70,6 +71,22 @@ def _description(version: JobVersion) -> str:
         "A materialized partition is a sealed shard and is never computed again. Materialize what is missing; a run "
         "that ended early is finished with **Re-execute**."
     )
+
+
+def _changes(version: JobVersion) -> str:
+    if version.changes is None:
+        return ""
+    removed = version.changes.removed.rows if version.changes.removed is not None else 0
+    return (
+        f"It holds changes to `{version.changes.base}`, and removes {removed:,} records. Publishing merges the two, "
+        "while readers still see that version.\n\n"
+    )
+
+
+def _batch(version: JobVersion) -> dict[str, dg.MetadataValue]:
+    """The name of a file, so it is shown as text only."""
+    name = version.changes.batch if version.changes is not None else None
+    return {} if name is None else {"batch": dg.MetadataValue.text(str(clip(name)))}
 
 
 def _columns(deployment: Deployment, version: JobVersion) -> dict[str, dg.TableSchema]:

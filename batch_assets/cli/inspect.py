@@ -34,6 +34,7 @@ def print_status(state: dict[str, Any]) -> None:
     shards = ", ".join(f"{number:,} {name}" for name, number in state["shards"].items() if number)
     rows = [
         ("version", state["version"]),
+        *([("changes to", state["base"])] if state["base"] is not None else []),
         ("published", state["published"] or "nothing yet"),
         *([("override", render.override(state["override"]))] if state["override"] else []),
         ("records", render.count(state["records"])),
