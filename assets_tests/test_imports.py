@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "engine": {"core", "errors"},
     "validation": {"core", "errors"},
     "worker": {"storage", "engine", "core", "errors", "failpoints"},
-    "operations": {"worker", "storage", "engine", "validation", "core", "errors", "settings"},
+    "operations": {"worker", "storage", "engine", "validation", "core", "errors", "settings", "failpoints"},
     "assets": {"operations", "worker", "storage", "engine", "validation", "core", "errors", "settings"},
     "cli": {
         "assets",
