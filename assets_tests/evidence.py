@@ -120,7 +120,9 @@ class Case:
         return self
 
     def dead_letters(self, ids: str, reason: str = "invalid_output") -> Case:
-        self.connection.execute(f"INSERT INTO dead_letters SELECT id, '{reason}', 'no', 0 FROM snapshot WHERE {ids}")
+        self.connection.execute(
+            f"INSERT INTO dead_letters SELECT id, '{reason}', 'no', __row // {self.shard_size} FROM snapshot WHERE {ids}"
+        )
         return self
 
     def views(self, faulty: int | None = None) -> Case:
