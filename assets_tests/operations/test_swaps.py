@@ -21,7 +21,8 @@ from batch_assets.operations.publish import rollback
 from batch_assets.settings import Settings
 from batch_assets.storage.pointer_object import read_pointer
 
-SWAPS = 150
+SWAPS = 200
+PAUSE_S = 0.02  # between two reads: the publisher needs a processor, too
 RECORDS = 6
 SMALL = {"records": RECORDS, "shard_size": 3}
 # Every step of a move that a publisher can die after, and whether the ledger has the move then.
@@ -36,7 +37,7 @@ _forks = multiprocessing.get_context("forkserver")
 
 
 def _read_catalog(settings: Settings) -> list[tuple[str, str]]:
-    with duckdb.connect(str(settings.warehouse), read_only=True) as connection:
+    with duckdb.connect(str(settings.warehouse), read_only=True, config={"threads": 1}) as connection:
         return connection.execute("SELECT _job_version, record_id FROM published.tiny ORDER BY record_id").fetchall()
 
 
@@ -50,7 +51,7 @@ def _reader(how: str, home: str, results: Connection) -> None:
     settings, read = Settings(home=Path(home)), {"catalog": _read_catalog, "pointer": _read_pointer}[how]
     whole, reads, seen, faults = [record_id(number) for number in range(RECORDS)], 0, set[str](), list[str]()
     results.send("ready")
-    while not results.poll():
+    while not results.poll(PAUSE_S):
         try:
             rows = read(settings)
         except Exception as error:  # any error is a fault: it is what the test is about
@@ -92,7 +93,7 @@ def sees_only(found: dict[str, tuple[int, set[str], list[str]]], versions: set[s
 
 
 def test_readers_never_see_a_half_or_an_error_while_versions_change(home: Home) -> None:
-    """Over a hundred swaps, read through the catalog and through the JSON pointer: each read is one whole version."""
+    """Hundreds of swaps, read through the catalog and through the JSON pointer: each read is one whole version."""
     versions = [published(home, word, **SMALL).job_version for word in ("Sort", "Put")]
     with readers(home) as found:
         for number in range(SWAPS):

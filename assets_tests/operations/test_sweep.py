@@ -19,6 +19,8 @@ from assets_tests.publishing import judged, published, worked
 from batch_assets.core.retention import Move, reasons_to_keep
 from batch_assets.errors import BatchAssetsError, GateError, InputError, StoreError
 from batch_assets.operations.catalog import open_published
+from batch_assets.operations.check import check
+from batch_assets.operations.export import export
 from batch_assets.operations.history import history
 from batch_assets.operations.pin_changes import pin_changes
 from batch_assets.operations.plan import plan
@@ -67,6 +69,8 @@ def test_the_last_published_versions_stay_and_older_ones_go(home: Home) -> None:
         lambda: rollback(home.deployment, "tiny"),
         lambda: rollback(home.deployment, "tiny", versions[0].job_version),
         lambda: publish(home.deployment, versions[0]),
+        lambda: check(home.deployment, versions[0]),
+        lambda: export(home.deployment, versions[0].job_version, "csv", home.jobs / "out.csv"),
     ):
         with pytest.raises(GateError, match=r"were removed by .* \(`batch-assets sweep`\)"):
             act()

@@ -22,6 +22,7 @@ from batch_assets.storage.pointer_object import shows, write_pointer_object
 from batch_assets.storage.publications import Publication
 from batch_assets.storage.warehouse import Catalog, PublishedFiles, open_warehouse, read_stamp, readable, stamp
 
+_CANNOT_MEND = (BatchAssetsError, OSError, duckdb.Error)
 _log = logging.getLogger(__name__)
 
 
@@ -67,7 +68,7 @@ def mend_in_passing(deployment: Deployment) -> None:
     """For commands that only look: what readers open is mended if it can be, and the command goes on in any case."""
     try:
         mend_catalog(deployment)
-    except (BatchAssetsError, OSError) as error:
+    except _CANNOT_MEND as error:
         _log.warning("What readers open could not be looked after: %s", error)
 
 
@@ -75,12 +76,12 @@ def mend_in_passing(deployment: Deployment) -> None:
 def open_published(deployment: Deployment) -> Iterator[duckdb.DuckDBPyConnection]:
     """A read-only connection to the catalog as it should be. Raises StoreError when nothing can be opened.
 
-    Reading goes on while the ledger is away: with the catalog that is there.
+    Reading goes on while the ledger is away, or the home cannot be written: with the catalog that is there.
     """
     warehouse = deployment.settings.warehouse
     try:
         mend_catalog(deployment)
-    except BatchAssetsError as error:
+    except _CANNOT_MEND as error:
         if read_stamp(warehouse) is None:
             raise
         _log.warning("%s may be old: %s", warehouse, error)

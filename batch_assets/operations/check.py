@@ -62,6 +62,7 @@ def check(deployment: Deployment, registered: RegisteredVersion, only: Sequence[
     one that is retired: what would be judged is gone.
     """
     refuse_retired(registered)
+    deployment.ledger.publications.refuse_swept(registered.job_version)
     refuse_judge(registered)
     job = deployment.job(registered.job)
     names = job.required_checks if only is None else only
