@@ -15,7 +15,9 @@ from assets_tests.homes import Home
 from assets_tests.publishing import published
 from assets_tests.s3 import BUCKET, moto_server, use
 from batch_assets.errors import InputError, StoreError, VersionError
+from batch_assets.operations.catalog import open_published
 from batch_assets.operations.deployment import Deployment
+from batch_assets.operations.sweep import sweep
 from batch_assets.settings import Settings
 
 IDS = [record_id(number) for number in range(20)]
@@ -91,12 +93,18 @@ def test_a_file_with_another_number_of_rows_is_refused(home: Home, tmp_path: Pat
 
 
 def test_it_is_the_same_from_a_bucket(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Published to S3, and read there by somebody who knows its address only."""
+    """Published, opened through the catalog and swept in S3, and read by somebody who knows its address only."""
     with moto_server() as port:
         use(monkeypatch, port)
         settings = home.deployment.settings.model_copy(update={"objects": f"s3://{BUCKET}/here"})
         remote = Home(Deployment(settings), home.jobs)
-        version = published(remote, "Sort")
+        first, version = published(remote, "Sort"), published(remote, "Put")
+        with open_published(remote.deployment) as connection:
+            seen = connection.execute("SELECT count(*), min(_job_version) FROM published.tiny").fetchone()
+        assert seen == (20, version.job_version)
+        swept = sweep(remote.deployment, "tiny", keep=1, grace_h=0)
+        assert [(one.job_version, one.files) for one in swept.versions] == [(first.job_version, 4)]
+        assert list(remote.deployment.objects.list(f"results/tiny/{first.job_version}/")) == []
         shutil.rmtree(settings.root)
         there = Settings(home=tmp_path / "no home", objects=settings.objects)
         table = batch_assets.read_published("tiny", settings=there, digests=True).to_table()
