@@ -103,7 +103,7 @@ def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             output_schema=SCHEMA,
             script={},
             decoding={"input_tokens_max": 20_000},
-            gate={"dead_letters": {"rate_max": 1.0}},
+            gate={"dead_letters": {"rate_max": 1.0, "cluster_ratio_max": None}},
         )
         # YAML takes a minute for what is large here; its own test has the small texts.
         script = Script.model_validate({"records": case.script})
