@@ -41,7 +41,8 @@ class Settings(BaseSettings):
     )
 
     ui: str | None = Field(
-        None, description="address of Dagster's webserver, told of new versions; that of `batch-assets ui` when left out"
+        None,
+        description="address of Dagster's webserver, told of new versions; that of `batch-assets ui` when left out",
     )
 
     @property

@@ -54,7 +54,10 @@ class Site:
             shard_size=500,
             script={"records": {**answers, **{text: {"error": text} for text in DEAD}}},
             golden=dict.fromkeys(SHOWN, "billing"),
-            gate={"dead_letters": {"rate_max": 1.0, "cluster_ratio_max": None}, "drift": {"field": "summary", "psi_max": 100.0}},
+            gate={
+                "dead_letters": {"rate_max": 1.0, "cluster_ratio_max": None},
+                "drift": {"field": "summary", "psi_max": 100.0},
+            },
         )
         make_job(root / "jobs", name="twins", records=[dict.fromkeys(COLUMNS, SHOWN[1])] * 2, script={})
         self.version = pin(self.deployment, self.deployment.job("hostile")).job_version

@@ -227,7 +227,9 @@ class GateSpec(Strict):
 class NightlySpec(Strict):
     """The round that publishes changes by itself, batch by batch."""
 
-    batches: str = Field(description="a folder with one entry a night, in the order of their names; relative to the job")
+    batches: str = Field(
+        description="a folder with one entry a night, in the order of their names; relative to the job"
+    )
     cron: str = Field("0 1 * * *", description="when to look for batches; five fields, as cron has them")
     timezone: str = Field("UTC", description="an IANA name, such as Europe/Berlin")
     enabled: bool = Field(True, description="whether the schedule runs from the start; the UI can switch it")
