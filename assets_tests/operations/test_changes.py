@@ -370,3 +370,28 @@ def test_a_publisher_killed_while_it_merges_leaves_readers_alone(home: Home) -> 
     assert merged is not None
     kept = {file.key for file in published_files(home.deployment, delta.job_version)} | {merged.manifest_key}
     assert left == kept, swept
+
+
+def test_a_bad_night_is_found_although_the_whole_hardly_moves(home: Home) -> None:
+    """Thirty answers that are all one category, in six hundred; a night like the days before passes."""
+    gate = {"drift": {"category_move_max": 1.0, "total_variation_max": 1.0, "length_distance_max": 1.0}}
+    published_base(home, records=600, shard_size=600, gate=gate)
+    changes = changes_file(home, [edited(number, "text") for number in range(0, 600, 20)])
+    assert night(home, changes, publish_it=False).records == 30
+    answer = '{"category": "billing", "summary": "A bill.", "entities": []}'
+    script = {"records": {record_id(number): {"text": answer} for number in range(1, 600, 20)}}
+    make_job(home.jobs, records=600, shard_size=600, gate=gate, script=script)
+    pinned = pin_changes(
+        home.deployment,
+        home.deployment.job("tiny"),
+        changes_file(home, [edited(number, "text") for number in range(1, 600, 20)], "bad.parquet"),
+    )
+    plan(home.deployment, home.deployment.ledger.plans.get(pinned.job_version))
+    registered = home.deployment.ledger.plans.get(pinned.job_version)
+    work(home.deployment, registered)
+    (verdict,) = check(home.deployment, registered, only=["drift"])
+    assert not verdict.passed
+    assert "PSI of the 30 changes by themselves" in verdict.summary
+    assert "100.0% are billing" in verdict.summary
+    assert verdict.numbers["psi"] < 0.05
+    assert verdict.example_ids == tuple(record_id(number) for number in range(1, 200, 20))

@@ -24,6 +24,7 @@ from batch_assets.core.quoting import plain_words
 from batch_assets.core.sql_text import quote_name
 from batch_assets.core.statistics import population_stability_index
 from batch_assets.core.verdicts import Verdict
+from batch_assets.validation.drift_of_changes import drift_of_changes
 from batch_assets.validation.evidence import Evidence
 from batch_assets.validation.two_sides import (
     OTHER,
@@ -75,6 +76,7 @@ def drift(evidence: Evidence) -> Verdict:
     optional = [name for name, info in evidence.model.model_fields.items() if is_optional(info) and name in columns]
     sides = two_sides(evidence, category, kept, optional)
     _compare_categories(evidence, sides, findings)
+    _compare_changes(evidence, category, expected, findings)
     _compare_classes(evidence, sides, findings)
     _compare_lengths(evidence, columns, findings)
     _compare_nulls(evidence, sides, findings)
@@ -93,6 +95,16 @@ def _compare_categories(evidence: Evidence, sides: TwoSides, findings: _Findings
         findings.examples = moved_ids(evidence, worst)
     if gate.churn_max is not None and churn["churn"] is not None and churn["churn"] > gate.churn_max:
         findings.faults.append(f"{churn['churn']:.1%} of records changed category (at most {gate.churn_max:.1%})")
+
+
+def _compare_changes(evidence: Evidence, category: str, expected: Mapping[str, int], findings: _Findings) -> None:
+    found = drift_of_changes(evidence, category, expected)
+    if found is None:
+        return
+    findings.numbers["changes"] = found.numbers
+    if found.fault is not None:
+        findings.faults.append(found.fault)
+        findings.examples = findings.examples or found.examples
 
 
 def _compare_classes(evidence: Evidence, sides: TwoSides, findings: _Findings) -> None:
