@@ -70,11 +70,15 @@ def versions(deployment: Deployment, job: str | None = None) -> list[dict[str, A
 
 
 def _note(registered: RegisteredVersion, published: str | None, swept: set[str]) -> str:
-    if published == registered.job_version:
-        return "published"
-    if registered.job_version in swept:
-        return "swept"
-    return "retired" if registered.retired else "cancelled" if registered.cancelled else ""
+    states = {
+        "published": published == registered.job_version,
+        "swept": registered.job_version in swept,
+        "retired": registered.retired,
+        "cancelled": registered.cancelled,
+    }
+    state = next((name for name, holds in states.items() if holds), None)
+    changes = None if registered.base_version is None else f"changes to {registered.base_version}"
+    return ", ".join(filter(None, [state, changes]))
 
 
 def _shards(registered: RegisteredVersion, progress: Progress) -> dict[str, int]:

@@ -227,7 +227,7 @@ def refuse_swept(connection: sa.Connection, job_version: str) -> None:
     if row is not None:
         raise GateError(
             f"The files of {job_version} were removed by {row.who} on {_iso(row.at)} (`batch-assets sweep`), so readers cannot "
-            "be taken to it any more; they see what they saw. To have its results again, pin and run the job anew."
+            "be taken to it any more; they see what they saw. The same content is the same version, so publish another one."
         )
 
 
