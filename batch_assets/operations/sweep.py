@@ -159,8 +159,13 @@ def _is_orphan(known: Known, key: str) -> bool:
 
 
 def _find_snapshots(deployment: Deployment, found: _Found, before_ns: int) -> None:
-    """Snapshot files are shared by all jobs; they go when no pinned version of any job names them."""
-    stored = [one for one in deployment.objects.list("snapshots/") if one.modified_ns < before_ns]
+    """Converted snapshots and lists of removed ids may be shared; they go when no pinned version of any job names them."""
+    stored = [
+        one
+        for folder in ("snapshots/", "removed/")
+        for one in deployment.objects.list(folder)
+        if one.modified_ns < before_ns
+    ]
     if not stored:
         return
     named: set[str] = set()
