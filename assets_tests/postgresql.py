@@ -142,7 +142,9 @@ def running_server() -> Iterator[Server]:
     binaries = find_binaries()
     if binaries is None:
         raise FileNotFoundError(MISSING)
-    folder = Path(tempfile.mkdtemp(prefix="batch-assets-postgresql-"))
+    # As root the server runs as a user of its own, who has no way into the folders of tests.
+    place = "/tmp" if os.geteuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="batch-assets-postgresql-", dir=place))
     try:
         server = Server(binaries, folder)
         server.start()

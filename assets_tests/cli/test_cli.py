@@ -175,7 +175,7 @@ def test_the_demo_says_when_there_is_nothing_to_do(home: Home) -> None:
     (job / "prompt.md").write_text(PROMPT.replace("Sort", "Put"))
     assert f"(before: {old})" in cli(home, "demo", "tiny")
     assert cli_json(home, "status", "tiny")["published"] != old
-    assert f"tiny shows {old} again" in cli(home, "rollback", "tiny")
+    assert f"tiny now shows {old}" in cli(home, "rollback", "tiny")
     # The UI hears of a move that was made on the command line.
     with dg.DagsterInstance.from_config(str(home.deployment.settings.dagster_home)) as instance:
         event = instance.get_latest_materialization_event(dg.AssetKey(["tiny", "published"]))

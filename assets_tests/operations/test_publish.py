@@ -117,7 +117,7 @@ def test_export_writes_what_is_published_or_one_version(home: Home, tmp_path: Pa
         done = export(home.deployment, name, file_format, target)  # type: ignore[arg-type]
         assert (done.rows, done.job_version) == (20, version)
         query = f"SELECT count(*), min(record_id), min(_job_version) FROM {read}('{target}')"
-        assert duckdb.execute(query).fetchone() == (20, "R-00000", version)
+        assert duckdb.execute(query).fetchall() == [(20, "R-00000", version)]
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [target.name]
 
 

@@ -167,7 +167,8 @@ def test_duckdb_shows_the_types(table: Table) -> None:
     path = table.seal(Everything, [json.dumps(EVERYTHING)])
     assert pq.read_schema(path).field("mood").type == ENUM
     assert arrow_type(list[Part]) == pa.list_(pa.struct([("mood", ENUM), ("moods", pa.list_(ENUM))]))
-    described = duckdb.sql(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()
+    with duckdb.connect() as connection:
+        described = connection.execute(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()
     assert {name: kind for name, kind, *_ in described if not name.startswith("_")} == {
         "record id": "BIGINT",
         "mood": "VARCHAR",

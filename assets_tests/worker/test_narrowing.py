@@ -6,6 +6,7 @@ import json
 import math
 import signal
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -102,11 +103,16 @@ def test_a_killer_of_workers_in_a_shard_larger_than_the_window(home: Home) -> No
     assert_only_these_died(home, registered, (150,))
 
 
-def alone_on_trial(home: Home, registered: RegisteredVersion, record: str) -> bool:
-    query = sa.select(trials.c.suspects, trials.c.running).where(trials.c.job_version == registered.job_version)
+DRAINED = 75
+
+
+def alone_on_trial(home: Home, registered: RegisteredVersion, record: str, *, after: int = 0) -> int:
+    """The epoch of the lease under which the record runs alone; 0 while it does not, under one after this."""
+    columns = (trials.c.suspects, trials.c.running, trials.c.epoch)
     with home.deployment.ledger.database.read() as connection:
-        row = connection.execute(query).first()
-    return row is not None and row.running == 1 and json.loads(row.suspects)[0] == [record]
+        row = connection.execute(sa.select(*columns).where(trials.c.job_version == registered.job_version)).first()
+    is_alone = row is not None and row.running == 1 and json.loads(row.suspects)[0] == [record]
+    return int(row.epoch) if row is not None and is_alone and row.epoch > after else 0
 
 
 def innocent_alone(home: Home) -> RegisteredVersion:
@@ -128,10 +134,11 @@ def innocent_alone(home: Home) -> RegisteredVersion:
 def test_a_lease_lost_three_times_costs_an_innocent_record_nothing(home: Home) -> None:
     """Frozen past the lease while the record stands alone, again and again: the worker comes back and says so."""
     registered = innocent_alone(home)
-    workers = []
+    workers, epoch = [], 0
     for _ in range(3):
         worker = start_worker(home, registered.job_version)
-        wait_for("trial of the innocent", lambda: alone_on_trial(home, registered, record_id(0)))
+        seen = partial(alone_on_trial, home, registered, record_id(0), after=epoch)
+        epoch = wait_for("trial of the innocent", seen)
         worker.send_signal(signal.SIGSTOP)
         workers.append(worker)
         if len(workers) > 1:
@@ -147,12 +154,13 @@ def test_a_lease_lost_three_times_costs_an_innocent_record_nothing(home: Home) -
 
 def test_a_worker_that_leaves_while_the_store_is_away_blames_nobody(home: Home) -> None:
     """It cannot release its shard; the next worker on this machine knows that it went in good order."""
-    registered = innocent_alone(home)
+    registered, epoch = innocent_alone(home), 0
     for _ in range(3):
         worker = start_worker(home, registered.job_version, failpoints="release.before_commit=lose")
-        wait_for("trial of the innocent", lambda: alone_on_trial(home, registered, record_id(0)))
+        seen = partial(alone_on_trial, home, registered, record_id(0), after=epoch)
+        epoch = wait_for("trial of the innocent", seen)
         worker.send_signal(signal.SIGTERM)
-        worker.wait(60)
+        assert worker.wait(60) == DRAINED
     work(home.deployment, registered)
     assert {one.record_id for one in home.dead_letters(registered)} == {record_id(1)}
     assert record_id(0) not in {row[0] for row in attempts(home, registered)}
