@@ -51,6 +51,7 @@ KILLED_IN = {
     "file_set": "operations/test_changes.py",
     "sweep": "operations/test_sweep.py",
     "remove_files": "operations/test_sweep.py",
+    "remove_snapshots": "operations/test_sweep.py",
 }
 
 

@@ -139,13 +139,23 @@ def test_snapshot_files_stay_while_a_version_of_any_job_names_them(home: Home) -
     assert home.deployment.objects.exists(named)
 
 
-@pytest.mark.parametrize("place", ["sweep.before_commit", "sweep.after_commit", "remove_files.before_commit", "object"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "sweep.before_commit",
+        "sweep.after_commit",
+        "remove_files.before_commit",
+        "remove_snapshots.before_commit",
+        "object",
+    ],
+)
 def test_a_sweep_that_is_cut_short_is_finished_by_the_next(
     home: Home, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Wherever it ended: a version has all of its files, or is marked and refused; the next sweep ends alike."""
     first, second = published(home, "Sort"), published(home, "Put")
     orphan = put_old(home, "results/tiny/v1_forgotten0000/shard-000001.parquet")
+    converted = put_old(home, "snapshots/forgotten.parquet")
     if place == "object":
         remove, calls = type(home.deployment.objects).remove, list[str]()
 
@@ -167,6 +177,7 @@ def test_a_sweep_that_is_cut_short_is_finished_by_the_next(
     sweep(home.deployment, "tiny", keep=1, grace_h=0)
     assert (files(home, first), len(files(home, second))) == (set(), 4)
     assert not home.deployment.objects.exists(orphan)
+    assert not home.deployment.objects.exists(converted)
     assert seen_by_readers(home) == second.job_version
 
 

@@ -93,7 +93,7 @@ class Retention:
     @contextmanager
     def holding_all(self) -> Iterator[set[str]]:
         """The same; gives the versions of all jobs that are registered."""
-        with self._database.write("remove_files") as connection:
+        with self._database.write("remove_snapshots") as connection:
             _hold_versions(connection)
             yield set(connection.scalars(sa.select(versions.c.job_version)))
 
