@@ -36,7 +36,7 @@ MAY_IMPORT = {
     },
     "definitions": {"assets", "operations", "settings", "errors"},
     "defs": set(),
-    "__init__": {"operations"},  # when it is asked for, not before
+    "__init__": {"operations", "assets"},  # when it is asked for, not before
 }
 # Heavy libraries have one place each.
 ONLY_IN = {

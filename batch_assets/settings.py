@@ -5,6 +5,7 @@ Each can be set by an environment variable: the field's name in capitals behind 
 
 from __future__ import annotations
 
+import getpass
 import os
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 def _default_models() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "batch_assets" / "models"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may run as a user that has no name
+        return "unknown"
 
 
 class Settings(BaseSettings):
@@ -36,9 +44,7 @@ class Settings(BaseSettings):
     executor: Literal["in_process", "multiprocess"] = Field(
         "multiprocess", description="how Dagster runs the steps of one version on this machine"
     )
-    actor: str = Field(
-        default_factory=lambda: os.environ.get("USER") or "unknown", description="who is named in the history"
-    )
+    actor: str = Field(default_factory=_user, description="who is named in the history")
 
     ui: str | None = Field(
         None,

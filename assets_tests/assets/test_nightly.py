@@ -92,12 +92,13 @@ def test_a_round_publishes_what_waits_and_says_so(
 @pytest.mark.parametrize(
     ("nightly", "message"),
     [
-        ({"batches": "nights", "cron": "at night"}, r"key 'nightly.cron': found 'at night'.*five fields"),
+        ({"batches": "nights", "cron": "at night"}, r"'at night' is no time as cron has them: five fields"),
+        ({"batches": "nights", "cron": "61 * * * *"}, r"'61 \* \* \* \*' is no time as cron has them"),
         ({"batches": "nights", "timezone": "Berlin"}, r"'Berlin' is no time zone"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_explained(project: Project, nightly: dict[str, str], message: str) -> None:
-    """When the code location loads, with the file and the key."""
+    """When the job folder is read, on the command line as in Dagster."""
     project.make_job(nightly=nightly)
     with pytest.raises(SpecError, match=message):
         project.definitions()

@@ -25,7 +25,7 @@ from batch_assets.operations.pin_changes import pin_changes
 from batch_assets.operations.plan import plan
 from batch_assets.operations.publish import publish, rollback
 from batch_assets.operations.sweep import sweep
-from batch_assets.operations.whole import merged_manifest, published_files
+from batch_assets.operations.whole import merged_manifest, published_files, sealed_files
 from batch_assets.operations.work import work
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.warehouse import open_warehouse
@@ -395,3 +395,56 @@ def test_a_bad_night_is_found_although_the_whole_hardly_moves(home: Home) -> Non
     assert "100.0% are billing" in verdict.summary
     assert verdict.numbers["psi"] < 0.05
     assert verdict.example_ids == tuple(record_id(number) for number in range(1, 200, 20))
+
+
+def test_damage_of_what_is_merged_is_found_before_it_gets_new_digests(home: Home) -> None:
+    """One byte of a base's file, of the version's own file, or of the list of removals: nothing is published."""
+    base = published_base(home)
+    delta = night(home, changes_file(home, [edited(4, "text")]), removed_file(home, [record_id(7)]), publish_it=False)
+    own = next(sealed_files(home.deployment, delta.job_version)).key
+    removed = home.deployment.version(delta).changes.removed.key
+    for key in (next(sealed_files(home.deployment, base.job_version)).key, own, removed):
+        path = Path(home.deployment.objects.uri(key))
+        whole = path.read_bytes()
+        middle = len(whole) // 3
+        path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        with pytest.raises(BatchAssetsError, match=path.name):
+            publish(home.deployment, delta)
+        path.write_bytes(whole)
+        assert home.deployment.ledger.publications.current("tiny") == base.job_version
+    publish(home.deployment, delta)
+    assert len(seen(home)) == 19
+
+
+def test_ids_with_line_ends_are_told_apart_in_a_list_of_removals(home: Home) -> None:
+    """["a\\nb"] and ["a", "b"] are two lists, and so two versions."""
+    records = [{**record, "record_id": name} for record, name in zip(make_records(3), ("a", "b", "a\nb"), strict=True)]
+    published_base(home, records=records)
+    versions = set()
+    for number, ids in enumerate((["a\nb"], ["a", "b"])):
+        path = home.jobs.parent / f"removed{number}.parquet"
+        pq.write_table(pa.table({"record_id": ids}), path)
+        versions.add(pin_changes(home.deployment, home.deployment.job("tiny"), None, removed=path).job_version)
+    assert len(versions) == 2
+
+
+def test_a_night_that_leaves_no_row_is_published_as_a_table_without_rows(home: Home) -> None:
+    """All that is left were dead letters, or nothing at all; the owner says that this is meant."""
+    published_base(home, records=5, script=FAILING)
+    gone = removed_file(home, [record_id(number) for number in range(5) if number != 3])
+    pinned = pin_changes(home.deployment, home.deployment.job("tiny"), None, removed=gone)
+    plan(home.deployment, home.deployment.ledger.plans.get(pinned.job_version))
+    registered = home.deployment.ledger.plans.get(pinned.job_version)
+    check(home.deployment, registered)
+    publish(home.deployment, registered, override="the customers have left")
+    assert seen(home) == {}
+
+
+def test_ids_to_remove_that_nobody_has_are_told(home: Home) -> None:
+    """A list in another spelling removes nothing, and would look like a success."""
+    published_base(home)
+    pinned = pin_changes(
+        home.deployment, home.deployment.job("tiny"), None, removed=removed_file(home, [record_id(1), "r-00002"])
+    )
+    (note,) = pinned.notes
+    assert note.startswith("1 of the 2 ids to remove have no row in ")

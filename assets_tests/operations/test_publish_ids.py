@@ -116,14 +116,14 @@ def test_what_changed_after_it_was_judged_is_not_published(home: Home, monkeypat
     records = make_records(10)
     records[7] |= {"subject": None, "body": None}
     version = judged(home, worked(home, "Sort", records=records))
-    verify = module._verify_files
+    verify = module.verify_files
 
     def reopened_meanwhile(*arguments: object) -> None:
         verify(*arguments)  # type: ignore[arg-type]
         assert retry_dead_letters(home.deployment, version, "empty_input").records == 1
         work(home.deployment, version)
 
-    monkeypatch.setattr(module, "_verify_files", reopened_meanwhile)
+    monkeypatch.setattr(module, "verify_files", reopened_meanwhile)
     with pytest.raises(GateError, match="was changed after it was judged"):
         publish(home.deployment, version)
     assert home.deployment.ledger.publications.current("tiny") is None

@@ -175,7 +175,7 @@ def test_evaluation_without_a_golden_record_in_the_snapshot_fails(home: Home) ->
     make_job(home.jobs, golden={"R-99999": "bug"})
     registered, _ = home.worked()
     evaluation = verdicts_of(home, registered)["evaluation"]
-    said = "none of the 1 golden records is in the snapshot; no baseline: nothing is published yet"
+    said = "not met: none of the 1 golden records is in the snapshot; no baseline: nothing is published yet"
     assert (evaluation.passed, evaluation.summary) == (False, said)
 
 

@@ -233,7 +233,9 @@ def test_a_version_that_is_not_complete_is_not_judged(home: Home) -> None:
     )
     verdict = evaluated(home, home.pinned())
     assert not verdict.passed
-    assert verdict.summary.startswith("judge: it was not asked, because 2 shards of the version are not sealed")
+    assert verdict.summary.startswith(
+        "not met: judge: it was not asked, because 2 shards of the version are not sealed"
+    )
 
 
 SUITE_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

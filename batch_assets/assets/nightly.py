@@ -20,9 +20,8 @@ from batch_assets.assets.publication import published_key
 from batch_assets.assets.reload import reload_ui
 from batch_assets.assets.texts import metadata_value
 from batch_assets.core.spec import NightlySpec
-from batch_assets.errors import GateError, IncompleteError, SpecError
+from batch_assets.errors import GateError, IncompleteError
 from batch_assets.operations.deployment import Deployment
-from batch_assets.operations.job_files import SPEC_FILE
 from batch_assets.operations.jobs import Job
 from batch_assets.operations.nightly import Batch, pending_batches, pin_batch
 from batch_assets.operations.plan import plan
@@ -83,21 +82,15 @@ def nightly_schedule(
             return dg.SkipReason(f"No batch waits in {nightly.batches}.")
         return dg.RunRequest(tags={"batches": ", ".join(batch.name for batch in waiting)[:200]})
 
-    try:
-        return dg.ScheduleDefinition(
-            name=f"{nightly_job_name(name)}_schedule",
-            job=target,
-            cron_schedule=nightly.cron,
-            execution_timezone=nightly.timezone,
-            execution_fn=decide,
-            default_status=dg.DefaultScheduleStatus.RUNNING if nightly.enabled else dg.DefaultScheduleStatus.STOPPED,
-            description="Pins, runs, checks and publishes what has changed.",
-        )
-    except dg.DagsterInvalidDefinitionError as error:
-        raise SpecError(
-            f"{job.folder / SPEC_FILE}: key 'nightly.cron': found {nightly.cron!r}: {error} Write five fields as cron has "
-            "them, such as 0 1 * * * for one o'clock each night."
-        ) from None
+    return dg.ScheduleDefinition(
+        name=f"{nightly_job_name(name)}_schedule",
+        job=target,
+        cron_schedule=nightly.cron,
+        execution_timezone=nightly.timezone,
+        execution_fn=decide,
+        default_status=dg.DefaultScheduleStatus.RUNNING if nightly.enabled else dg.DefaultScheduleStatus.STOPPED,
+        description="Pins, runs, checks and publishes what has changed.",
+    )
 
 
 def _take(context: dg.OpExecutionContext, deployment: Deployment, job: Job, batch: Batch) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import duckdb
 from dagster_duckdb import DuckDBResource
+from pydantic import Field
 
 from batch_assets.assets.opened import opened
 from batch_assets.core.sql_text import quote_name, quote_text
@@ -26,13 +27,19 @@ class PublishedWarehouse(DuckDBResource):
             with warehouse.get_connection() as connection:
                 connection.sql("SELECT category, count(*) FROM published.reviews GROUP BY ALL").show()
 
-    A code location of its own makes one: `PublishedWarehouse(database="/home/…/.batch_assets/warehouse.duckdb")`.
+    A code location of its own makes one: `PublishedWarehouse()` for the home that BATCH_ASSETS_HOME names,
+    or `PublishedWarehouse(database="/home/…/.batch_assets/warehouse.duckdb")`.
 
     dagster-duckdb's own resource opens for writing, which shuts out everybody else, and leaves the
     connection open when the block raises. This one opens read-only, takes no lock, always closes, and
     finds a catalog that is missing, old or damaged rebuilt. What one connection reads is one version
     of each job from beginning to end.
     """
+
+    database: str = Field(
+        default_factory=lambda: str(Settings().warehouse),
+        description="warehouse.duckdb of a home; of this one by default",
+    )
 
     @contextmanager
     def get_connection(self) -> Iterator[duckdb.DuckDBPyConnection]:

@@ -35,7 +35,7 @@ def history_command(job: JobArgument, as_json: JsonFlag = False) -> None:
         )
         override = render.override(move["override"]) if move["override"] else ""
         shown = f"{move['to']}{' (swept)' if move['swept'] else ''}"
-        rows.append((move["at"], move["kind"], move["from"] or "nothing", shown, move["who"], said, override))
+        rows.append((move["at"][:19], move["kind"], move["from"] or "nothing", shown, move["who"], said, override))
     render.table(("when", "move", "from", "to", "who", "checks", "override"), rows)
 
 

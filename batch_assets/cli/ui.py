@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +28,9 @@ def ui_command(
     note_ui(settings, f"http://{host}:{port}")
     render.say(f"Opening http://{host}:{port} (state: {environment['BATCH_ASSETS_HOME']}); Ctrl-C ends it.")
     location = ["-w", str(WORKSPACE)] if WORKSPACE.is_file() else ["-m", "batch_assets.definitions"]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A shell script's `&` leaves the first ignored, Dagster then ignores both, and nobody could end it.
+        signal.signal(number, signal.SIG_DFL)
     # The UI takes over this process: its exit status and signals are ours.
     dagster = [sys.executable, "-W", "ignore", "-m", "dagster", "dev", *location, "--host", host, "--port", str(port)]
     os.execve(sys.executable, dagster, environment)

@@ -9,6 +9,7 @@ leases, engine options, gate thresholds) can change between two runs of the same
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -224,6 +225,21 @@ class GateSpec(Strict):
     dead_letters: DeadLetterGate = DeadLetterGate()
 
 
+_CRON_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+
+
+def _fits_cron(field: str, bounds: tuple[int, int]) -> bool:
+    """Whether one field of a cron line is a list of numbers, ranges and steps within its bounds."""
+    for part in field.split(","):
+        match = re.fullmatch(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?", part)
+        if match is None or (match[3] is not None and int(match[3]) == 0):
+            return False
+        numbers = [int(text) for text in (match[1], match[2]) if text is not None]
+        if numbers != sorted(numbers) or not all(bounds[0] <= number <= bounds[1] for number in numbers):
+            return False
+    return True
+
+
 class NightlySpec(Strict):
     """The round that publishes changes by itself, batch by batch."""
 
@@ -233,6 +249,18 @@ class NightlySpec(Strict):
     cron: str = Field("0 1 * * *", description="when to look for batches; five fields, as cron has them")
     timezone: str = Field("UTC", description="an IANA name, such as Europe/Berlin")
     enabled: bool = Field(True, description="whether the schedule runs from the start; the UI can switch it")
+
+    @field_validator("cron")
+    @classmethod
+    def _is_a_time(cls, text: str) -> str:
+        fields = text.split()
+        fits = len(fields) == len(_CRON_RANGES) and all(map(_fits_cron, fields, _CRON_RANGES))
+        if not fits:
+            raise ValueError(
+                f"{text!r} is no time as cron has them: five fields for minute, hour, day, month and weekday, such as "
+                "0 1 * * * for one o'clock each night"
+            )
+        return text
 
     @field_validator("timezone")
     @classmethod

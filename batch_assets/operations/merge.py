@@ -30,7 +30,10 @@ from batch_assets.operations.whole import (
     create_dead_letters,
     create_rows,
     create_whole,
+    merged_manifest,
+    published_files,
     sealed_files,
+    verify_files,
 )
 from batch_assets.operations.work import output_model
 from batch_assets.storage.file_sets import DataFile, FileSet, Manifest, read_manifest
@@ -87,6 +90,7 @@ def _views(deployment: Deployment, version: JobVersion) -> Iterator[tuple[duckdb
     reader, model = deployment.reader(version), output_model(deployment, version)
     reader.verify_files()
     columns = sealed_schema(version, model, reader.schema())
+    _verify_inputs(deployment, version)
     with duckdb.connect() as connection, readable(f"The files of {version.id} or its base"):
         deployment.objects.attach(connection)
         connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
@@ -98,6 +102,15 @@ def _views(deployment: Deployment, version: JobVersion) -> Iterator[tuple[duckdb
         create_dead_letters(connection, "dead_letters", deployment, version.id)
         create_whole(connection, deployment, version, columns)
         yield connection, columns
+
+
+def _verify_inputs(deployment: Deployment, version: JobVersion) -> None:
+    """What is merged gets new digests, so damage that came before would never be found again."""
+    verify_files(deployment, sealed_files(deployment, version.id))
+    if version.changes is not None:
+        verify_files(deployment, published_files(deployment, version.changes.base))
+        base = merged_manifest(deployment, version.changes.base)
+        verify_files(deployment, base.dead_letters if base is not None else ())
 
 
 @dataclass
@@ -118,6 +131,8 @@ class _PartWriter:
         files: list[DataFile] = []
         pending = _regrouped(self._tables(iter(batches), schema))
         first = next(pending, None)
+        if first is None and view == "whole":
+            first = schema.empty_table()  # a night that leaves no row is published as a table without rows
         while first is not None:
             with self.objects.scratch() as scratch:
                 part = scratch / "part.parquet"

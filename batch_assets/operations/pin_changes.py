@@ -7,12 +7,16 @@ that answer two questions must not stand in one table (invariant I2).
 
 from __future__ import annotations
 
+import glob
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batch_assets.core.sql_text import parquet_rows, quote_name
 from batch_assets.core.version import ChangesPin, FilePin, JobVersion, SnapshotPin
 from batch_assets.errors import SnapshotError, SpecError, VersionError
 from batch_assets.operations.deployment import Deployment
@@ -23,9 +27,11 @@ from batch_assets.operations.work import output_model
 from batch_assets.storage.objects import missing
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.removed_ids import pin_removed
+from batch_assets.storage.scan import MEMORY_LIMIT
 from batch_assets.storage.sealed import sealed_schema
 from batch_assets.storage.snapshot_columns import plain_type
 from batch_assets.storage.snapshots import SnapshotReader, pin_snapshot
+from batch_assets.storage.warehouse import readable
 
 
 def pin_changes(
@@ -47,6 +53,8 @@ def pin_changes(
     if removed is not None:
         id_type = _id_type(job, published)
         gone = pin_removed(removed, job.spec.snapshot.record_id, id_type, deployment.objects)
+    if changes is not None and not (changes.exists() or glob.has_magic(str(changes))):
+        raise SnapshotError(f"There is no file or folder {changes} with the changed records. Nothing was pinned.")
     if changes is None and gone is None:
         raise SnapshotError(f"There is nothing to pin: no changed record and no removed id of {job.name} was given.")
     snapshot = (
@@ -67,7 +75,27 @@ def pin_changes(
     )
     _refuse_other_recipe(deployment, job, version, base)
     _refuse_other_types(deployment, version, published, base)
-    return make_known(deployment, job, version)
+    pinned = make_known(deployment, job, version)
+    return replace(pinned, notes=(*pinned.notes, *_unknown_removals(deployment, version)))
+
+
+def _unknown_removals(deployment: Deployment, version: JobVersion) -> tuple[str, ...]:
+    """A list of ids in another spelling removes nothing, and would look like a success."""
+    changes = version.changes
+    if changes is None or changes.removed is None:
+        return ()
+    record_id = quote_name(version.snapshot.record_id)
+    uris = [deployment.objects.uri(file.key) for file in published_files(deployment, changes.base)]
+    with duckdb.connect() as connection, readable(f"The files of {changes.base}"):
+        deployment.objects.attach(connection)
+        connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+        listed = f"SELECT {record_id} FROM {parquet_rows([deployment.objects.uri(changes.removed.key)])}"
+        if uris:
+            listed += f" ANTI JOIN (SELECT {record_id} FROM {parquet_rows(uris)}) AS base USING ({record_id})"
+        ((unknown,),) = connection.execute(f"SELECT count(*) FROM ({listed})").fetchall()
+    if not unknown:
+        return ()
+    return (f"{unknown:,} of the {changes.removed.rows:,} ids to remove have no row in {changes.base}",)
 
 
 def _base(deployment: Deployment, job: Job) -> RegisteredVersion:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import stamina
@@ -13,13 +14,13 @@ import stamina
 from batch_assets.core.history import standing_versions
 from batch_assets.core.quoting import printable
 from batch_assets.core.verdicts import CHECKS, Verdict, overridable, refusals
-from batch_assets.errors import GateError, InputError, StoreError
+from batch_assets.errors import GateError, InputError, PublicationConflict, StoreError
 from batch_assets.operations.catalog import add_if_readable, catalog_lock, files_of, mend_catalog
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.intervene import refuse_judge
 from batch_assets.operations.jobs import Job
 from batch_assets.operations.merge import merge
-from batch_assets.operations.whole import content_digest, published_files
+from batch_assets.operations.whole import content_digest, published_files, verify_files
 from batch_assets.storage.plans import RegisteredVersion
 from batch_assets.storage.pointer_object import write_pointer_object
 from batch_assets.storage.publications import Publication, refuse_other_use
@@ -125,12 +126,13 @@ def publish(
     if reasons:
         raise GateError(
             f"{job_version} was not published; {registered.job} still shows {previous or 'nothing'}. "
-            f"Reasons: {'; '.join(reasons)}. Run `batch-assets check {job_version}`, after mending the cause if there is one.",
+            f"Reasons: {'; '.join(reasons)}. Run `batch-assets check {job_version}`, after mending the cause if there is one."
+            f"{_how_to_override(verdicts)}",
             reasons=reasons,
         )
     if registered.base_version is not None:
         merge(deployment, registered)
-    _verify_files(deployment, job_version)
+    verify_files(deployment, published_files(deployment, job_version))
     overrode = () if reason is None else overridable(verdicts)
     publication = replace(
         wanted,
@@ -141,7 +143,12 @@ def publish(
         override=reason if overrode else None,
         overrode=overrode,
     )
-    return _move(deployment, publication)
+    try:
+        return _move(deployment, publication)
+    except PublicationConflict as conflict:
+        if conflict.found != job_version:
+            raise
+        return _nothing_to_do(deployment, registered.job, job_version)  # another publisher of the same version
 
 
 def rollback(deployment: Deployment, job: str, to: str | None = None, *, publish_id: str | None = None) -> Published:
@@ -165,6 +172,9 @@ def rollback(deployment: Deployment, job: str, to: str | None = None, *, publish
         )
     target = to or standing[-2]
     if target not in {version for _, version in moves}:
+        if target not in {one.job_version for one in deployment.ledger.plans.list(job)}:
+            shown = ", ".join(dict.fromkeys(version for _, version in reversed(moves)))
+            raise GateError(f"{job} has no version {target}. Those that were published, the newest first: {shown}.")
         raise GateError(
             f"{target} was never published, so it is nothing to roll back to; `batch-assets publish {target}` "
             "takes it through the checks."
@@ -174,6 +184,12 @@ def rollback(deployment: Deployment, job: str, to: str | None = None, *, publish
     publications.refuse_swept(target)
     wanted = _wanted(deployment, job, "rollback", target, publish_id)
     return _move(deployment, replace(wanted, from_version=current.to_version, replaces=current.publication_id))
+
+
+def _how_to_override(verdicts: Sequence[Verdict]) -> str:
+    if not overridable(verdicts):
+        return ""
+    return f' To publish all the same, on your word: --override "reason" ({", ".join(overridable(verdicts))} only).'
 
 
 def _reason(override: str | None) -> str | None:
@@ -242,16 +258,6 @@ def _refuse_other_base(registered: RegisteredVersion, published: str | None) -> 
             f"{published or 'nothing'} now. Nothing was changed. Pin the changes again, on what is published now: "
             f"`batch-assets pin {registered.job} --changes SNAPSHOT`."
         )
-
-
-def _verify_files(deployment: Deployment, job_version: str) -> None:
-    """The files are still those that were judged. Raises StoreError naming the first that is not."""
-    for file in published_files(deployment, job_version):
-        if not deployment.objects.exists(file.key) or deployment.objects.sha256(file.key) != file.sha256:
-            raise StoreError(
-                f"{deployment.objects.uri(file.key)} is missing or not the file that was sealed. {job_version} was not "
-                "published; restore the file from a backup."
-            )
 
 
 def _move(deployment: Deployment, publication: Publication) -> Published:

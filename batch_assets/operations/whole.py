@@ -147,9 +147,23 @@ def create_removed(
 ) -> None:
     """View `removed`: the ids that the incremental version takes away."""
     removed = version.changes.removed if version.changes is not None else None
+    if removed is not None and deployment.objects.sha256(removed.key) != removed.sha256:
+        raise StoreError(
+            f"{deployment.objects.uri(removed.key)} is not the list of removed ids that was pinned; restore it from a backup."
+        )
     uris = [] if removed is None else [deployment.objects.uri(removed.key)]
     id_column = pa.schema([columns.field(version.snapshot.record_id)])
     create_rows(connection, "removed", uris, id_column)
+
+
+def verify_files(deployment: Deployment, files: Iterable[DataFile]) -> None:
+    """Compare files with their digests, byte for byte. Raises StoreError naming the first that differs."""
+    for file in files:
+        if not deployment.objects.exists(file.key) or deployment.objects.sha256(file.key) != file.sha256:
+            raise StoreError(
+                f"{deployment.objects.uri(file.key)} is missing or not the file that was sealed. Nothing was published; "
+                "restore the file from a backup."
+            )
 
 
 def lineage(deployment: Deployment, registered: RegisteredVersion) -> list[RegisteredVersion]:

@@ -118,5 +118,5 @@ def _parse(data: bytes) -> Pointer:
         files = tuple(DataFile(**{name: one[name] for name in DataFile.__dataclass_fields__}) for one in body["files"])
         named = {name: body[name] for name in Pointer.__dataclass_fields__ if name != "files"}
         return Pointer(files=files, **named)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise _Damaged("it is not the JSON of a pointer") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -46,7 +48,7 @@ def pin_removed(path: Path, column: str, id_type: pa.DataType, objects: Objects)
             for batch in batches:
                 ids = batch.column(0).cast(id_type)
                 for one in ids.to_pylist():
-                    total.update(f"{one}\n".encode())
+                    total.update(json.dumps(one).encode() + b"\n")  # an id may hold line ends
                 rows += len(ids)
                 writer.write_table(pa.table([ids], schema=schema))
         if rows == 0:
@@ -123,6 +125,8 @@ def _as_id(path: Path, line: int, value: object, id_type: pa.DataType) -> object
             raise SnapshotError(f"{wrong} Nothing was pinned.")
         return value
     try:
+        if isinstance(value, str) and re.fullmatch(r"-?[0-9]+", value) is None:  # int() also takes 1_0 and spaces
+            raise ValueError(value)
         return pa.scalar(int(value), type=id_type).as_py()
     except (ValueError, pa.ArrowInvalid, OverflowError):
         raise SnapshotError(f"{wrong} Nothing was pinned.") from None

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 from batch_assets.core.spec import SnapshotSpec
 from batch_assets.errors import SnapshotError
 
+# Types that Parquet or DuckDB do not carry through; they would fail after every record was answered.
+_UNREADABLE_LABELS = ("decimal256", "halffloat", "string_view", "binary_view", "list_view", "large_list_view")
 RESERVED = frozenset({"__row", "__file", "file_row_number"})  # added when the snapshot is scanned
 
 
@@ -54,6 +56,13 @@ def check_columns(columns: pa.Schema, spec: SnapshotSpec, *, where: Path | str) 
         raise SnapshotError(
             f"{where}: the record id column {spec.record_id!r} is {id_type}; it must be a string or an integer."
         )
+    for name in [*spec.access_labels, *record_class]:
+        kind = str(plain_type(columns.field(name).type))
+        if kind.startswith(_UNREADABLE_LABELS):
+            raise SnapshotError(
+                f"{where}: column {name!r} is {kind}, which the published table could not hold; convert it to text or to "
+                "another type of number."
+            )
 
 
 def check_same_columns(files: Sequence[tuple[str, pa.Schema]]) -> None:

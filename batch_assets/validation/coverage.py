@@ -31,6 +31,7 @@ def coverage(evidence: Evidence) -> Verdict:
     found = dict(zip(_FAULTS, map(int, row), strict=True))
     altered = [shard.name for shard in evidence.sealed if shard.digest() != shard.sha256]
     miscounted = [shard.name for shard in evidence.sealed if shard.rows_found not in (shard.rows, None)]
+    unlike = len({shard.columns_missing for shard in evidence.sealed if shard.is_readable}) > 1
     numbers: dict[str, Any] = {
         "records": evidence.version.records,
         "results": evidence.count("SELECT count(*) FROM results"),
@@ -45,6 +46,8 @@ def coverage(evidence: Evidence) -> Verdict:
     faults = [f"{numbers[name]:,} {name}" for name in (*_FAULTS, "files_altered", "files_miscounted") if numbers[name]]
     if numbers["shards_sealed"] != numbers["shards"]:
         faults.append(f"{numbers['shards'] - numbers['shards_sealed']:,} shards not sealed")
+    if unlike:
+        faults.append("some files have a column that others lack, which readers cannot open as one table")
     merged = merged_numbers(evidence) if evidence.version.changes is not None else {}
     faults += [f"{merged[name]:,} {name} in the merged whole" for name in MERGE_FAULTS if merged.get(name)]
     files = list(dict.fromkeys([*altered, *miscounted]))[:EXAMPLES]

@@ -35,9 +35,13 @@ def evaluation(evidence: Evidence) -> Verdict:
     comparisons = sum(one.change is not None for one in criteria) + (golden is not None and golden.change is not None)
     alpha = ALPHA / max(comparisons, 1)
     sliced = {one.name: _slices(one, sample) for one in criteria}
-    summaries = list(golden.summaries(alpha)) if golden else []
+    parts = [(golden.is_met(alpha), "; ".join(golden.summaries(alpha)))] if golden else []
     for one in criteria:
-        summaries += [one.summary(alpha), *(f"{one.name}: {clause}" for clause in outliers(sliced[one.name]))]
+        said = [one.summary(alpha), *(f"{one.name}: {clause}" for clause in outliers(sliced[one.name]))]
+        parts.append((one.is_met(alpha), "; ".join(said)))
+    # What is not met comes first: a long sentence may be cut where it is shown.
+    summaries = [f"not met: {said}" for is_met, said in parts if not is_met]
+    summaries += [said for is_met, said in parts if is_met]
     if not has_baseline(evidence):
         summaries.append(
             "no baseline: nothing is published yet"
