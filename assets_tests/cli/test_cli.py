@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from assets_tests import workers
 from assets_tests.factories import PROMPT, make_job, record_id, requests_served, write_script
 from assets_tests.homes import Home
 from assets_tests.waiting import wait_for
+from batch_assets.cli.ui import ui_command
 from batch_assets.core.leases import SHARD_STATES
 from batch_assets.worker.identity import pid_of
 
@@ -233,3 +235,21 @@ def test_json_is_all_that_goes_to_standard_output(home: Home) -> None:
     cli_json(home, "pin", "tiny")
     assert cli_json(home, "run", "tiny")["results"] == 20
     assert cli_json(home, "status", "tiny")["eta_s"] == 0.0
+
+
+def test_the_ui_can_be_ended_where_a_script_started_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell script's `&` leaves SIGINT ignored; Dagster would take that over for both signals and never end."""
+    found: list[object] = []
+
+    def started(*_: object) -> None:
+        found.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
+
+    monkeypatch.setenv("BATCH_ASSETS_HOME", str(home.deployment.settings.home))
+    monkeypatch.setattr(os, "execve", started)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ui_command(port=1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert found == [signal.SIG_DFL, signal.SIG_DFL]
