@@ -265,3 +265,28 @@ def test_what_always_blocks_cannot_be_set(home: Home, check_name: str) -> None:
     make_job(home.jobs, gate={check_name: {"blocking": False}})
     with pytest.raises(SpecError, match=check_name):
         home.pinned()
+
+
+@pytest.mark.parametrize("name", ["Category", "category", "_file"])
+def test_a_sealed_file_with_columns_that_sql_cannot_tell_apart_is_named(home: Home, name: str) -> None:
+    """It is no file that we sealed; no check ends in the middle of it, and coverage says which it is."""
+    make_job(home.jobs)
+    registered, _ = home.worked()
+    path = sorted((home.deployment.objects.root / "results").rglob("*.parquet"))[1]
+    table = pq.read_table(path)
+    pq.write_table(table.append_column(name, table["category"]), path)
+    verdicts = verdicts_of(home, registered)
+    assert not verdicts["coverage"].passed
+    assert verdicts["coverage"].numbers["files_unreadable"] == 1
+    assert path.name in verdicts["coverage"].numbers["files"]
+    assert not verdicts["schema"].passed
+
+
+def test_files_with_unequal_columns_are_no_table(home: Home) -> None:
+    """A version sealed partly by a release that wrote a column less: readers could not open it."""
+    make_job(home.jobs)
+    registered, _ = home.worked()
+    path = min((home.deployment.objects.root / "results").rglob("*.parquet"))
+    pq.write_table(pq.read_table(path).drop_columns(["_record_class"]), path)
+    coverage = verdicts_of(home, registered)["coverage"]
+    assert "some files have a column that others lack" in coverage.summary

@@ -150,9 +150,14 @@ def _footer(objects: Objects, key: str) -> tuple[int | None, pa.Schema]:
     with objects.open(key) as file:
         try:
             metadata = pq.read_metadata(file)
-            return metadata.num_rows, metadata.schema.to_arrow_schema()
+            columns = metadata.schema.to_arrow_schema()
         except (OSError, pa.ArrowException):
             return None, pa.schema([])
+    names = [name.lower() for name in columns.names]
+    # SQL does not tell such columns apart, so a file that has them is no file of ours and cannot be read as one.
+    if len(set(names)) < len(names) or "_file" in names:
+        return None, pa.schema([])
+    return metadata.num_rows, columns
 
 
 def _as_far_as_it_can_be_read(connection: duckdb.DuckDBPyConnection, shard: SealedShard) -> SealedShard:
