@@ -98,7 +98,8 @@ def enlarge(home: Home, base: RegisteredVersion, rows: int) -> None:
             rows=rows,
             dead_letters=0,
             bytes=sum(file.bytes for file in files),
-        )
+        ),
+        reopened=0,
     )
 
 

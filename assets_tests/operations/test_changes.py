@@ -448,3 +448,19 @@ def test_ids_to_remove_that_nobody_has_are_told(home: Home) -> None:
     )
     (note,) = pinned.notes
     assert note.startswith("1 of the 2 ids to remove have no row in ")
+
+
+def test_dead_letters_put_back_while_it_is_merged_end_the_merge(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows that were read are no longer the version's; nothing of them is recorded."""
+    published_base(home)
+    make_job(home.jobs, records=20, gate=GATE, script={"records": {record_id(5): {"error": "out of memory"}}})
+    delta = night(home, changes_file(home, [edited(5, "fails")]), publish_it=False)
+
+    def put_back(name: str) -> None:
+        if name == "merge.before_record":
+            retry_dead_letters(home.deployment, delta, "engine_error")
+
+    monkeypatch.setattr(merging, "failpoint", put_back)
+    with pytest.raises(GateError, match="was changed while it was merged"):
+        publish(home.deployment, delta)
+    assert home.deployment.ledger.file_sets.of(delta.job_version) is None

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from batch_assets.core.sql_text import parquet_rows, quote_name, quote_text
 from batch_assets.core.version import JobVersion
-from batch_assets.errors import GateError, StoreError
+from batch_assets.errors import StoreError
 from batch_assets.failpoints import failpoint
 from batch_assets.operations.deployment import Deployment
 from batch_assets.operations.whole import (
@@ -54,6 +54,7 @@ def merge(deployment: Deployment, registered: RegisteredVersion) -> Manifest:
     The rows written are compared with those that the checks looked at: their number, and a sum of hashes
     over all columns. Raises StoreError when they differ or files cannot be read; nothing is recorded then.
     """
+    reopened = deployment.ledger.publications.reopenings(registered.job_version)  # before looking
     content = content_digest(deployment, registered.job_version)
     standing = deployment.ledger.file_sets.of(registered.job_version)
     if standing is not None and standing.content_sha256 == content:
@@ -68,8 +69,6 @@ def merge(deployment: Deployment, registered: RegisteredVersion) -> Manifest:
     data, key = manifest.dump(), f"{writer.prefix}/manifest.json"
     deployment.objects.put_if_absent(key, data)
     failpoint("merge.before_record")
-    if content_digest(deployment, version.id) != content:
-        raise GateError(f"{version.id} was changed while it was merged. Nothing was published; check it again.")
     recorded = deployment.ledger.file_sets.record(
         FileSet(
             job_version=version.id,
@@ -80,7 +79,8 @@ def merge(deployment: Deployment, registered: RegisteredVersion) -> Manifest:
             rows=sum(file.rows for file in results),
             dead_letters=sum(file.rows for file in letters),
             bytes=sum(file.bytes for file in [*results, *letters]),
-        )
+        ),
+        reopened=reopened,
     )
     return read_manifest(deployment.objects, recorded)
 

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 
-from batch_assets.errors import StoreError
+from batch_assets.errors import GateError, StoreError
 from batch_assets.storage.database import Database
 from batch_assets.storage.objects import Objects
-from batch_assets.storage.tables import file_sets
+from batch_assets.storage.publications import count_reopened
+from batch_assets.storage.tables import file_sets, versions
 from batch_assets.storage.upsert import insert_if_absent
 
 
@@ -77,13 +78,21 @@ class FileSets:
             rows = connection.execute(sa.select(file_sets).order_by(file_sets.c.job_version)).all()
         return [FileSet(**{name: getattr(row, name) for name in FileSet.__dataclass_fields__}) for row in rows]
 
-    def record(self, merged: FileSet) -> FileSet:
+    def record(self, merged: FileSet, *, reopened: int) -> FileSet:
         """Make a set the one that stands for its version; returns the one that does afterwards.
 
         The first set of a content stands. One that was merged from other content, before dead letters
         were put back, is replaced: it cannot have been published, since a published version is not reopened.
         """
         with self._database.write("file_set") as connection:
+            # Whoever puts dead letters back locks the same row, so that this set is not of a content that was.
+            locked = sa.select(versions.c.job_version).where(versions.c.job_version == merged.job_version)
+            connection.execute(locked.with_for_update()).first()
+            if count_reopened(connection, merged.job_version) != reopened:
+                raise GateError(
+                    f"{merged.job_version} was changed while it was merged: dead letters were put back. Nothing was "
+                    "published; check it again."
+                )
             values = {**asdict(merged), "at": connection.scalar(sa.select(self._database.now()))}
             outdated = sa.delete(file_sets).where(
                 file_sets.c.job_version == merged.job_version, file_sets.c.content_sha256 != merged.content_sha256

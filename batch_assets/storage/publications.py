@@ -85,7 +85,7 @@ class Publications:
     def reopenings(self, job_version: str) -> int:
         """How often shards of the version were reopened; the content of a complete version changes no other way."""
         with self._database.read() as connection:
-            return _reopenings(connection, job_version)
+            return count_reopened(connection, job_version)
 
     def refuse_swept(self, job_version: str) -> None:
         """Raise GateError for a version whose files were removed; `move` asks again, in its transaction."""
@@ -119,7 +119,7 @@ class Publications:
                 )
             refuse_swept(connection, publication.to_version)
             self._refuse_open_shards(connection, publication.to_version)
-            if publication.reopened not in (None, _reopenings(connection, publication.to_version)):
+            if publication.reopened not in (None, count_reopened(connection, publication.to_version)):
                 raise GateError(
                     f"{publication.to_version} was changed after it was judged: dead letters were put back. Nothing was "
                     f"published; `batch-assets check {publication.to_version}` judges it as it is now."
@@ -266,7 +266,8 @@ def _by_id(publication_id: str) -> sa.Select[Any]:
     return sa.select(publications).where(publications.c.publication_id == publication_id)
 
 
-def _reopenings(connection: sa.Connection, job_version: str) -> int:
+def count_reopened(connection: sa.Connection, job_version: str) -> int:
+    """How often shards of the version were reopened, in the caller's transaction."""
     total = sa.cast(sa.func.coalesce(sa.func.sum(shards.c.reopened), 0), sa.BigInteger)
     return int(connection.scalar(sa.select(total).where(shards.c.job_version == job_version)) or 0)
 
