@@ -105,7 +105,7 @@ def test_the_pointer_object_is_mended_too_and_never_goes_back(home: Home) -> Non
         b'{"format": 1}',
         objects.get("published/tiny.json").replace(b'"rows": 20', b'"rows": 21'),
     ):
-        objects.replace("published/tiny.json", data)
+        objects.swap("published/tiny.json", lambda _, data=data: data)
         with pytest.raises(StoreError, match="is damaged"):
             read_pointer(objects, "tiny")
         assert mend_catalog(home.deployment) is True
@@ -114,7 +114,7 @@ def test_the_pointer_object_is_mended_too_and_never_goes_back(home: Home) -> Non
     second = published(home, "Put")
     newest = objects.get("published/tiny.json")
     assert json.loads(newest)["sequence"] == 2
-    objects.replace("published/tiny.json", old)
+    objects.swap("published/tiny.json", lambda _: old)
     assert mend_catalog(home.deployment) is True
     assert objects.get("published/tiny.json") == newest
     publication = home.deployment.ledger.publications.history("tiny")[-1]

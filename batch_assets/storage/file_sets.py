@@ -72,17 +72,13 @@ class FileSets:
             return None
         return FileSet(**{name: getattr(row, name) for name in FileSet.__dataclass_fields__})
 
-    def all(self) -> list[FileSet]:
-        """Every set that the ledger names."""
-        with self._database.read() as connection:
-            rows = connection.execute(sa.select(file_sets).order_by(file_sets.c.job_version)).all()
-        return [FileSet(**{name: getattr(row, name) for name in FileSet.__dataclass_fields__}) for row in rows]
-
     def record(self, merged: FileSet, *, reopened: int) -> FileSet:
         """Make a set the one that stands for its version; returns the one that does afterwards.
 
         The first set of a content stands. One that was merged from other content, before dead letters
         were put back, is replaced: it cannot have been published, since a published version is not reopened.
+        `reopened` is how often the version's shards had been reopened when it was read; raises GateError
+        when they were since.
         """
         with self._database.write("file_set") as connection:
             # Whoever puts dead letters back locks the same row, so that this set is not of a content that was.

@@ -90,10 +90,6 @@ class Objects(ABC):
     def scratch(self) -> AbstractContextManager[Path]:
         """A local folder for files that `put_file_if_absent` will take; removed at the end."""
 
-    def replace(self, key: str, data: bytes) -> None:
-        """Overwrite a derived object in one step. Nothing that is a truth of its own goes here."""
-        self.swap(key, lambda _: data)
-
     def size(self, key: str) -> int | None:
         """Bytes of an object; None when it is missing."""
         found = self.stat(key)
